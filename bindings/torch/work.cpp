@@ -1,0 +1,153 @@
+#include "work.hpp"
+
+#include <ATen/record_function.h>
+
+#include <exception>
+
+#include "error.hpp"
+
+namespace securecoll::binding {
+namespace {
+
+int64_t nanoseconds(std::chrono::milliseconds timeout) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(timeout).count();
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> new_future() {
+  return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors());
+}
+
+}  // namespace
+
+Work::Work(std::shared_ptr<Group> group, int rank, c10d::OpType type, const char* title,
+           std::vector<at::Tensor> outputs)
+    // Without a profiler the title would only cost an allocation.
+    : c10d::Work(rank, type, at::hasCallbacks() ? title : nullptr,
+                 at::hasCallbacks() ? std::make_optional(outputs) : std::nullopt),
+      group_(std::move(group)),
+      outputs_(std::move(outputs)) {}
+
+Work::~Work() {
+  sc_operation* operation = operation_.load(std::memory_order_acquire);
+  if (operation != nullptr && !group_->inherited()) engine().release_operation(operation);
+}
+
+void Work::run(Call& call) {
+  const WithoutGil unlocked;
+  sc_request request = call.request();
+  request.blocking = 1;
+  sc_error error;
+  sc_operation* operation = engine().submit(group_->communicator(), &request, &error);
+  int outcome = -1;
+  if (operation != nullptr) {
+    outcome = engine().wait(operation, -1, &error);
+    sequence_ = engine().sequence(operation);
+    engine().release_operation(operation);
+    call.operands().copy_back();
+  }
+  if (outcome == 1) {
+    finish();
+  } else {
+    finishAndThrow(std::make_exception_ptr(Error(error)));
+  }
+}
+
+void Work::start(Call&& call) {
+  const WithoutGil unlocked;
+  sc_request request = call.request();
+  operands_ = std::move(call.operands());
+  request.input = operands_.input.data();
+  request.output = operands_.output.data();
+  request.done = &Work::on_done;
+  request.context = this;
+  group_->completions().expect();
+  c10::raw::intrusive_ptr::incref(this);  // for on_done
+  sc_error error;
+  sc_operation* operation = engine().submit(group_->communicator(), &request, &error);
+  if (operation == nullptr) {
+    c10::raw::intrusive_ptr::decref(this);
+    group_->completions().cancel();
+    finishAndThrow(std::make_exception_ptr(Error(error)));
+  }
+  operation_.store(operation, std::memory_order_release);
+  sequence_ = engine().sequence(operation);
+}
+
+void Work::on_done(void* context, sc_operation* operation) {
+  auto* work = static_cast<Work*>(context);
+  work->operation_.store(operation, std::memory_order_release);  // submit may not have returned yet
+  work->group_->completions().push(work);
+}
+
+void Work::complete() {
+  sc_error error;
+  const int outcome = engine().poll(operation_.load(std::memory_order_acquire), &error);
+  settle(outcome < 0 ? &error : nullptr);
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    const std::lock_guard lock(mutex_);
+    future = future_;
+  }
+  // Nobody else completes a future that was made before the work was final.
+  if (!future || future->completed()) return;
+  try {
+    if (exception_) {
+      future->setError(exception_);
+    } else {
+      future->markCompleted(outputs_);
+    }
+  } catch (const std::exception& e) {
+    TORCH_WARN("a callback on the future of ", c10d::opTypeToString(opType_), " failed: ", e.what());
+  }
+}
+
+void Work::settle(const sc_error* error) {
+  if (claimed_.exchange(true)) {
+    std::unique_lock lock(mutex_);
+    cv_.wait(lock, [this] { return completed_; });
+    return;
+  }
+  std::exception_ptr failure;
+  if (error != nullptr) failure = std::make_exception_ptr(Error(*error));
+  try {
+    operands_.copy_back();
+  } catch (...) {
+    if (!failure) failure = std::current_exception();
+  }
+  operands_ = Operands();  // inputs and copies are no longer needed, whoever still holds this handle
+  finish(failure);
+}
+
+bool Work::wait(std::chrono::milliseconds timeout) {
+  const WithoutGil unlocked;
+  if (!isCompleted()) {
+    group_->check_process();
+    sc_error error;
+    const int outcome = engine().wait(operation_.load(std::memory_order_acquire),
+                                      timeout > kNoTimeout ? nanoseconds(timeout) : -1, &error);
+    if (outcome == 0) {
+      throw Error(ErrorKind::timeout, c10::str("rank ", rank_, ": ", c10d::opTypeToString(opType_), " with sequence ",
+                                               sequence_, " is not done after wait(timeout) of ", timeout.count(),
+                                               " ms; it stays in flight under the group's own timeout"));
+    }
+    settle(outcome < 0 ? &error : nullptr);
+  }
+  if (const auto failure = exception()) std::rethrow_exception(failure);
+  return true;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
+  const std::lock_guard lock(mutex_);
+  if (!future_) {
+    future_ = new_future();
+    if (completed_ && exception_) future_->setError(exception_);
+    if (completed_ && !exception_) future_->markCompleted(outputs_);
+  }
+  return future_;
+}
+
+uint64_t Work::getSequencenumber() const { return sequence_; }
+
+void Work::abort() { group_->abort(c10::str("rank ", rank_, " aborted ", c10d::opTypeToString(opType_))); }
+
+}  // namespace securecoll::binding

@@ -1,0 +1,52 @@
+// The handle of one collective: c10d's Work and the future behind it.
+#pragma once
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <vector>
+
+#include "arguments.hpp"
+#include "group.hpp"
+
+namespace securecoll::binding {
+
+class Work final : public c10d::Work {
+ public:
+  // `outputs` is what result() and the future give. `title` names the operation to a profiler.
+  Work(std::shared_ptr<Group> group, int rank, c10d::OpType type, const char* title, std::vector<at::Tensor> outputs);
+  ~Work() override;
+
+  // Runs the call in this thread and returns when it is final. Throws its error.
+  void run(Call& call);
+  // Starts the call; its operands stay alive until it is final. Throws when it is refused.
+  void start(Call&& call);
+
+  bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
+  std::vector<at::Tensor> result() override { return outputs_; }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
+  uint64_t getSequencenumber() const override;
+  // The engine has no half-failed communicator: this aborts the whole group.
+  void abort() override;
+
+ private:
+  friend class Completions;
+  static void on_done(void* context, sc_operation* operation);
+  // On the completion thread: makes the work final and runs what waits on its future.
+  void complete();
+  // Makes the work final once the operation is: copies staged outputs back, then wakes all. The first caller does it,
+  // others wait for that; so neither a waiter nor the completion thread depends on the other being scheduled.
+  void settle(const sc_error* error);
+
+  std::shared_ptr<Group> group_;
+  std::vector<at::Tensor> outputs_;
+  Operands operands_;
+  std::atomic<sc_operation*> operation_{nullptr};
+  std::atomic<bool> claimed_{false};
+  uint64_t sequence_ = 0;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // made when first asked for; guarded by mutex_
+  Work* next_ = nullptr;                            // in the completion thread's queue
+};
+
+}  // namespace securecoll::binding

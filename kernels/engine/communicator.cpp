@@ -1,0 +1,797 @@
+#include "engine/communicator.hpp"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#include "engine/clock.hpp"
+#include "engine/fork.hpp"
+#include "engine/pool.hpp"
+
+namespace securecoll {
+namespace {
+
+constexpr size_t kPlans = 512;    // cached
+constexpr size_t kHistory = 64;   // calls that a peer's question may still be about
+constexpr size_t kSpare = 32;     // operations kept for reuse
+constexpr int64_t kLook = 1 * kMillisecond;
+constexpr int64_t kAskAfter = 250 * kMillisecond;
+constexpr int64_t kLivenessEvery = 100 * kMillisecond;
+// How long a failed rank listens for its peers' view of the failure before it names the error.
+constexpr int64_t kListen = 2000 * kMillisecond;
+constexpr int64_t kListenShort = 100 * kMillisecond;
+constexpr uint64_t kLastSequence = (uint64_t{1} << 40) - 1;
+
+uint64_t sum(const uint64_t* counts, uint32_t n) {
+  uint64_t total = 0;
+  for (uint32_t i = 0; i < n; i++) total += counts[i];
+  return total;
+}
+
+}  // namespace
+
+bool Communicator::Key::operator==(const Key& o) const {
+  return collective == o.collective && dtype == o.dtype && redop == o.redop && algorithm == o.algorithm && root == o.root &&
+         count == o.count && counts == o.counts;
+}
+
+size_t Communicator::KeyHash::operator()(const Key& k) const noexcept {
+  uint64_t h = uint64_t{k.collective} | uint64_t{k.dtype} << 8 | uint64_t{k.redop} << 16 | uint64_t{k.algorithm} << 24 |
+               uint64_t{k.root} << 32;
+  auto mix = [&](uint64_t v) { h = (h ^ v) * 0x9e3779b97f4a7c15ull, h ^= h >> 29; };
+  mix(k.count);
+  for (uint64_t c : k.counts) mix(c);
+  return h;
+}
+
+Communicator::Communicator(CommunicatorOptions options, std::unique_ptr<Segment> segment, Roots roots, Memory* memory,
+                           Planner planner)
+    : options_(options),
+      generation_(fork_generation()),
+      memory_(memory),
+      planner_(std::move(planner)),
+      timeout_ns_(options.timeout_ns),
+      history_(kHistory),
+      segment_(std::move(segment)),
+      executor_(transport_, counters_) {
+  const uint32_t n = options_.size;
+  transport_.rank = options_.rank;
+  transport_.size = n;
+  transport_.slot_bytes = options_.slot_bytes;
+  transport_.memory = memory;
+  transport_.writers.resize(n + 1);
+  transport_.readers.resize(2 * n);
+  transport_.link_tx.resize(n);
+  transport_.link_rx.resize(n);
+  transport_.sender.resize(n);
+  control_.resize(n);
+  questions_.resize(n);
+  for (auto& q : questions_) q.rank = n;
+  heard_.assign(n, 0);
+  left_.assign(n, 0);
+  if (n == 1) return;
+  if (!segment_) throw EngineError(ErrorKind::config, here() + "a group of " + std::to_string(n) + " needs a segment");
+  for (const auto* list : {&roots.link_tx, &roots.link_rx, &roots.control_tx, &roots.control_rx, &roots.sender})
+    if (list->size() != n) throw EngineError(ErrorKind::config, here() + "wrong number of stream roots");
+  for (uint32_t p = 0; p < n; p++) {
+    if (roots.sender[p].size() != 32) throw EngineError(ErrorKind::config, here() + "a stream root is missing");
+    transport_.sender[p] = Stream(std::move(roots.sender[p]), 0, Use::collective, memory);
+    if (p == options_.rank) continue;
+    for (auto* list : {&roots.link_tx, &roots.link_rx, &roots.control_tx, &roots.control_rx})
+      if ((*list)[p].size() != 32) throw EngineError(ErrorKind::config, here() + "a stream root is missing");
+    transport_.link_tx[p] = Stream(std::move(roots.link_tx[p]), 0, Use::collective, memory);
+    transport_.link_rx[p] = Stream(std::move(roots.link_rx[p]), 0, Use::collective, memory);
+    control_[p] = std::make_unique<ControlLink>(segment_->control_to(p), segment_->control_from(p),
+                                                Stream(std::move(roots.control_tx[p]), 0, Use::control, memory),
+                                                Stream(std::move(roots.control_rx[p]), 0, Use::control, memory), memory);
+    transport_.writers[p] = segment_->writer_to(p);
+    transport_.readers[p] = segment_->reader_from(p);
+    transport_.readers[n + p] = segment_->reader_from_all(p);
+  }
+  transport_.writers[n] = segment_->writer_to_all();
+  // A communicator is made after every member confirmed the handshake, and a member confirms after it has mapped all.
+  segment_->unlink();
+}
+
+Communicator::~Communicator() {
+  for (Operation* op : spare_) delete op;
+}
+
+void Communicator::check_generation() const {
+  if (generation_ != fork_generation())
+    throw EngineError(ErrorKind::closed, here() +
+                                             "this communicator belongs to the parent of a fork, and its keys are gone here; "
+                                             "make a new one in the child");
+}
+
+// Refuses a call that cannot be right, before anything is sent.
+void Communicator::check(const sc_request& r) const {
+  const uint32_t n = options_.size, me = options_.rank;
+  if (r.collective < 1 || r.collective > 9) throw EngineError(ErrorKind::config, here() + "no such collective");
+  const auto collective = static_cast<Collective>(r.collective);
+  const auto dtype = static_cast<DType>(r.dtype);
+  const auto redop = static_cast<RedOp>(r.redop);
+  const std::string what = here() + name_of(collective) + ": ";
+  const uint64_t element = element_bytes(dtype);
+  const bool barrier = collective == Collective::barrier;
+  if (!barrier && !element) throw EngineError(ErrorKind::config, what + "no such dtype");
+  const bool reduces = collective == Collective::all_reduce || collective == Collective::reduce_scatter ||
+                       collective == Collective::reduce;
+  if (reduces && !memory_->reducible(dtype, redop))
+    throw EngineError(ErrorKind::config, what + name_of(redop) + " is not defined for " + name_of(dtype));
+  if (!reduces && redop != RedOp::none) throw EngineError(ErrorKind::config, what + "takes no reduction");
+  if (r.root >= n)
+    throw EngineError(ErrorKind::config, what + "root " + std::to_string(r.root) + " is not one of " + std::to_string(n) + " ranks");
+  if ((r.send_counts != nullptr) != (r.recv_counts != nullptr) && collective == Collective::all_to_all)
+    throw EngineError(ErrorKind::config, what + "needs counts for both directions or for none");
+  const bool root = r.root == me;
+  const uint64_t all = r.send_counts ? sum(r.send_counts, n) : r.count * n;
+  const uint64_t own = r.send_counts ? r.send_counts[me] : r.count;
+  uint64_t in = r.count, out = r.count;
+  switch (collective) {
+    case Collective::all_reduce:
+      break;
+    case Collective::reduce_scatter:
+      in = all, out = own;
+      break;
+    case Collective::all_gather:
+      in = own, out = all;
+      break;
+    case Collective::broadcast:
+      in = root ? r.count : 0;
+      break;
+    case Collective::reduce:
+      out = root ? r.count : 0;
+      break;
+    case Collective::gather:
+      in = own, out = root ? all : 0;
+      break;
+    case Collective::scatter:
+      in = root ? all : 0, out = own;
+      break;
+    case Collective::all_to_all:
+      in = all, out = r.recv_counts ? sum(r.recv_counts, n) : all;
+      break;
+    case Collective::barrier:
+      in = out = 0;
+      break;
+  }
+  auto size_of = [](const sc_segment* s, uint32_t count) {
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < count; i++) bytes += s[i].bytes;
+    return bytes;
+  };
+  auto expect = [&](const char* name, uint64_t elements, const sc_segment* s, uint32_t count) {
+    for (uint32_t i = 0; i < count; i++)
+      if (s[i].bytes && (!s[i].data || s[i].bytes % element))
+        throw EngineError(ErrorKind::config, what + name + " must hold whole elements of " + name_of(dtype));
+    if (size_of(s, count) != elements * element)
+      throw EngineError(ErrorKind::config, what + name + " must hold " + std::to_string(elements) + " elements of " +
+                                               name_of(dtype) + ", and holds " + std::to_string(size_of(s, count)) + " bytes");
+  };
+  // A root's broadcast output, where given, is filled too.
+  expect("the input", in, r.input, r.inputs);
+  if (collective == Collective::broadcast && root && r.outputs == 0)
+    throw EngineError(ErrorKind::config, what + "the root needs an output, which may be its input");
+  expect("the output", out, r.output, r.outputs);
+}
+
+std::shared_ptr<const Prepared> Communicator::prepare(std::unique_lock<std::mutex>& lock, const sc_request& r,
+                                                      uint8_t algorithm) {
+  Key key{r.collective, r.dtype, r.redop, algorithm, r.root, r.count, {}};
+  if (r.send_counts) key.counts.assign(r.send_counts, r.send_counts + options_.size);
+  if (r.recv_counts) key.counts.insert(key.counts.end(), r.recv_counts, r.recv_counts + options_.size);
+  if (r.send_counts) key.count = 0;
+  const auto found = plans_.find(key);
+  if (found != plans_.end()) return found->second;
+  // Python builds it. Not under the mutex: a thread that holds the GIL may wait for that.
+  lock.unlock();
+  auto made = planner_(r, algorithm);
+  lock.lock();
+  if (plans_.size() >= kPlans) plans_.clear();
+  plans_.emplace(std::move(key), made);
+  return made;
+}
+
+Operation* Communicator::take_operation() {
+  if (spare_.empty()) return new Operation;
+  Operation* op = spare_.back();
+  spare_.pop_back();
+  return op;
+}
+
+Operation* Communicator::submit(const sc_request& request, uint8_t algorithm) {
+  check_generation();
+  check(request);
+  sc_request r = request;
+  // Even parts are the same call however they were written down.
+  if (r.send_counts && static_cast<Collective>(r.collective) != Collective::all_to_all &&
+      std::all_of(r.send_counts, r.send_counts + options_.size, [&](uint64_t c) { return c == r.send_counts[0]; })) {
+    r.count = r.send_counts[0];
+    r.send_counts = nullptr;
+  }
+  // A peer's failure that arrived while this rank was busy elsewhere is this call's answer.
+  if (options_.size > 1 && progress_.try_lock()) {
+    std::lock_guard progress(progress_, std::adopt_lock);
+    if (state_ == State::active && !current_) poll_control();
+    // Nobody else would bring the failure that was just found to its end.
+    for (; state_ == State::failing && !current_; std::this_thread::sleep_for(std::chrono::milliseconds(1))) step_failing();
+  }
+  std::unique_lock lock(mutex_);
+  auto raise = [&] {
+    throw EngineError(error_.kind, here() + "this communicator cannot be used any more: " + error_.message);
+  };
+  if (state_ != State::active) raise();
+  auto prepared = prepare(lock, r, algorithm);
+  if (state_ != State::active) raise();
+  if (sequence_ >= kLastSequence)
+    throw EngineError(ErrorKind::config, here() + "sequence numbers have run out; make a new communicator");
+  if (prepared->plan.blocks > options_.budget_blocks)
+    throw EngineError(ErrorKind::config, here() + "one call may seal at most " + std::to_string(options_.budget_blocks * 16) +
+                                             " bytes on a stream; split it");
+  // Every rank counts alike, from what the call and its plan say, so all step to the next epoch before the same sequence.
+  if (epoch_blocks_ + prepared->plan.blocks > options_.budget_blocks) {
+    epoch_++;
+    epoch_blocks_ = 0;
+  }
+  epoch_blocks_ += prepared->plan.blocks;
+
+  Operation* op = take_operation();
+  op->references.store(2, std::memory_order_relaxed);
+  op->state.store(kInFlight, std::memory_order_relaxed);
+  op->error = Error{};
+  op->owner = shared_from_this();
+  op->prepared = std::move(prepared);
+  op->call = Call{static_cast<Collective>(r.collective), static_cast<DType>(r.dtype), static_cast<RedOp>(r.redop), r.root,
+                  r.send_counts ? sum(r.send_counts, options_.size) : r.count};
+  op->send_counts.clear();
+  op->recv_counts.clear();
+  if (r.send_counts) op->send_counts.assign(r.send_counts, r.send_counts + options_.size);
+  if (r.recv_counts) op->recv_counts.assign(r.recv_counts, r.recv_counts + options_.size);
+  op->sequence = sequence_++;
+  op->epoch = epoch_;
+  op->factor = r.factor;
+  op->buffers[0].assign(r.input, r.inputs);
+  op->buffers[1].assign(r.output, r.outputs);
+  const int64_t timeout = r.timeout_ns > 0 ? r.timeout_ns : timeout_ns_.load(std::memory_order_relaxed);
+  op->deadline = now_ns() + timeout;
+  op->done = r.done;
+  op->context = r.context;
+  op->active = false;
+  Past& past = history_[op->sequence % kHistory];
+  past.sequence = op->sequence;
+  past.call = op->call;
+  past.send_counts = op->send_counts;
+  past.recv_counts = op->recv_counts;
+  queue_.push_back(op);
+  lock.unlock();
+  if (!r.blocking) pool::add(shared_from_this());
+  return op;
+}
+
+void Communicator::release(Operation* op) {
+  if (op->references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
+  const auto owner = std::move(op->owner);
+  op->prepared.reset();
+  std::lock_guard lock(owner->mutex_);
+  if (owner->spare_.size() < kSpare)
+    owner->spare_.push_back(op);
+  else
+    delete op;
+}
+
+bool Communicator::wait(Operation& op, int64_t until) {
+  if (op.final()) return true;
+  check_generation();
+  inside_.fetch_add(1);
+  struct Leave {
+    std::atomic<uint32_t>& inside;
+    ~Leave() { inside.fetch_sub(1); }
+  } leave{inside_};
+  Bell nobody{};
+  Backoff backoff(segment_ ? segment_->bell() : &nobody, options_.crowded);
+  int64_t blocked_at = 0;
+  auto look = [&](bool around) {
+    std::unique_lock progress(progress_, std::try_to_lock);
+    if (!progress) return -1;
+    const bool moved = step();
+    if (!moved && around) look_around();
+    return moved ? 1 : 0;
+  };
+  while (!op.final()) {
+    const int moved = look(backoff.idle());
+    if (moved > 0) {
+      if (blocked_at) {
+        counters_.waiting_ns.fetch_add(static_cast<uint64_t>(now_ns() - blocked_at), std::memory_order_relaxed);
+        blocked_at = 0;
+      }
+      backoff.reset();
+      continue;
+    }
+    if (until && now_ns() >= until) break;
+    if (moved < 0) {  // another thread makes progress: it will say when this operation is final
+      op.waiters.fetch_add(1);
+      sleep_on(&op.state, kInFlight, kRecheckNs);
+      op.waiters.fetch_sub(1);
+      continue;
+    }
+    if (!blocked_at) blocked_at = now_ns();
+    if (!backoff.pause()) continue;
+    backoff.prepare();
+    if (op.final() || look(true) != 0)
+      backoff.cancel();
+    else
+      backoff.sleep(until ? until - now_ns() : kRecheckNs);
+  }
+  if (blocked_at) counters_.waiting_ns.fetch_add(static_cast<uint64_t>(now_ns() - blocked_at), std::memory_order_relaxed);
+  return op.final();
+}
+
+Communicator::Round Communicator::round(bool look) {
+  bool moved = false;
+  if (std::unique_lock progress(progress_, std::try_to_lock); progress) {
+    moved = step();
+    if (!moved && look) look_around();
+  }
+  return {moved, idle()};
+}
+
+bool Communicator::idle() {
+  std::lock_guard lock(mutex_);
+  return queue_.empty();
+}
+
+void Communicator::doze(int64_t at_most_ns) {
+  inside_.fetch_add(1);
+  if (state_ != State::closed && segment_) {
+    Backoff backoff(segment_->bell(), options_.crowded);
+    backoff.prepare();
+    const Round r = round(true);
+    if (r.moved || r.idle)
+      backoff.cancel();
+    else
+      backoff.sleep(at_most_ns);
+  } else {
+    sched_yield();
+  }
+  inside_.fetch_sub(1);
+}
+
+bool Communicator::step() {
+  if (state_ == State::failing) {
+    step_failing();
+    return state_ != State::failing;
+  }
+  if (state_ != State::active) return false;
+  if (!current_) {
+    {
+      std::lock_guard lock(mutex_);
+      if (queue_.empty()) return false;
+      current_ = queue_.front();
+    }
+    blocked_since_ = 0;
+    asked_ = false;
+    // Nothing of the old epoch is in flight any more: operations run one after another.
+    while (transport_.sender[options_.rank].epoch() < current_->epoch && options_.size > 1) {
+      for (Stream& s : transport_.sender) s.step_epoch();
+      for (uint32_t p = 0; p < options_.size; p++) {
+        if (p == options_.rank) continue;
+        transport_.link_tx[p].step_epoch();
+        transport_.link_rx[p].step_epoch();
+      }
+    }
+    executor_.begin(*current_);
+    for (uint32_t p = 0; p < options_.size; p++) {
+      if (questions_[p].rank != p || questions_[p].sequence != current_->sequence) continue;
+      questions_[p].rank = options_.size;
+      compare(p, questions_[p]);
+      if (state_ != State::active) return true;
+    }
+  }
+  switch (executor_.progress(*current_)) {
+    case Executor::Progress::blocked:
+      return false;
+    case Executor::Progress::moved:
+      blocked_since_ = 0;
+      return true;
+    case Executor::Progress::finished: {
+      Operation* op = current_;
+      current_ = nullptr;
+      {
+        std::lock_guard lock(mutex_);
+        queue_.pop_front();
+      }
+      counters_.operations.fetch_add(1, std::memory_order_relaxed);
+      complete(op, Error{});
+      return true;
+    }
+    case Executor::Progress::failed: {
+      const std::string peer = std::to_string(executor_.failed_peer());
+      fail({ErrorKind::authentication,
+            where(*current_) +
+                (executor_.lane_violated() ? "the lane words shared with rank " + peer + " moved as no honest peer moves them"
+                                           : "a record on the lane from rank " + peer + " failed authentication") +
+                "; the host or the network changed it, or the ranks do not run the same program; nothing of it was used"},
+           kListen);
+      return true;
+    }
+  }
+  return false;
+}
+
+void Communicator::complete(Operation* op, Error error) {
+  const bool failed = static_cast<bool>(error);
+  op->error = std::move(error);
+  op->state.store(failed ? kFailed : kDone, std::memory_order_seq_cst);
+  if (op->waiters.load(std::memory_order_seq_cst)) wake_all(&op->state);
+  if (op->done) op->done(op->context, reinterpret_cast<sc_operation*>(op));
+  release(op);
+}
+
+std::string Communicator::where(const Operation& op) const {
+  return here() + op.call.text() + ", collective number " + std::to_string(op.sequence) + ": ";
+}
+
+std::string Communicator::ranks_text(const std::vector<uint32_t>& ranks) const {
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
+  for (size_t i = 0; i < ranks.size() && i < 8; i++) text += (i ? ", " : "") + std::to_string(ranks[i]);
+  if (ranks.size() > 8) text += " and " + std::to_string(ranks.size() - 8) + " more";
+  return text;
+}
+
+void Communicator::look_around() {
+  const int64_t now = now_ns();
+  if (now < next_look_) return;
+  next_look_ = now + kLook;
+  if (state_ == State::failing) {
+    step_failing();
+    return;
+  }
+  if (state_ != State::active) return;
+  if (abort_requested_) {
+    std::string reason;
+    {
+      std::lock_guard lock(mutex_);
+      reason = abort_reason_;
+    }
+    fail({ErrorKind::closed, here() + "aborted: " + reason}, 0);
+    return;
+  }
+  poll_control();
+  if (state_ != State::active || !current_) return;
+  if (!blocked_since_) {
+    blocked_since_ = now;
+    next_liveness_ = now;
+  }
+  Operation* late = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    for (Operation* op : queue_)
+      if (now >= op->deadline && (!late || op->deadline < late->deadline)) late = op;
+  }
+  if (late) {
+    const auto ranks = executor_.awaited(*current_);
+    std::string text = where(*late) + "not finished by its deadline";
+    if (late != current_) text += ", behind " + current_->call.text() + ", collective number " + std::to_string(current_->sequence);
+    if (!ranks.empty()) text += "; still waiting for " + ranks_text(ranks);
+    text += "; see that every rank runs and issues the same calls, or raise the timeout";
+    fail({ErrorKind::timeout, text}, kListenShort);
+    return;
+  }
+  if (options_.size == 1) return;
+  if (now >= next_liveness_) {
+    next_liveness_ = now + kLivenessEvery;
+    std::vector<uint32_t> gone, left;
+    const auto ranks = executor_.awaited(*current_);
+    for (uint32_t p : ranks) {
+      if (left_[p])
+        left.push_back(p);
+      else if (!segment_->alive(p))
+        gone.push_back(p);
+    }
+    if (!gone.empty() || !left.empty()) {
+      // What a peer sent before it ended counts: so look once more, now that no more can come.
+      const auto again = executor_.awaited(*current_);
+      auto still = [&](std::vector<uint32_t>& v) {
+        v.erase(std::remove_if(v.begin(), v.end(),
+                               [&](uint32_t p) { return !std::binary_search(again.begin(), again.end(), p); }),
+                v.end());
+      };
+      still(gone);
+      still(left);
+      if (!gone.empty() || !left.empty()) {
+        const bool died = !gone.empty();
+        fail({ErrorKind::peer_lost, where(*current_) + ranks_text(died ? gone : left) +
+                                        (died ? " is gone: its process ended" : " closed its communicator") +
+                                        "; restart the job, or the group, without it"},
+             kListenShort);
+        return;
+      }
+    }
+  }
+  if (!asked_ && now - blocked_since_ > kAskAfter) {
+    asked_ = true;
+    for (uint32_t p : executor_.awaited(*current_)) control_[p]->send(about(ControlKind::query, ErrorKind::none, p));
+  }
+}
+
+void Communicator::poll_control() {
+  for (uint32_t p = 0; p < options_.size; p++) {
+    if (!control_[p]) continue;
+    ControlMessage message;
+    ControlLink::Received got;
+    while ((got = control_[p]->receive(message)) == ControlLink::Received::message) {
+      if (message.rank != p) {
+        got = ControlLink::Received::forged;
+        break;
+      }
+      receive(p, message);
+      if (state_ != State::active && state_ != State::failing) return;
+    }
+    if (got == ControlLink::Received::forged) {
+      heard_[p] = 1;
+      if (state_ == State::active) {
+        fail({ErrorKind::authentication, here() + "a control record on the lane from rank " + std::to_string(p) +
+                                             " failed authentication; the host changed it"},
+             kListenShort);
+        return;
+      }
+    }
+  }
+}
+
+bool Communicator::mine(uint64_t sequence, Past& past) {
+  std::lock_guard lock(mutex_);
+  if (sequence >= sequence_ || sequence + kHistory < sequence_) return false;
+  past = history_[sequence % kHistory];
+  return past.sequence == sequence;
+}
+
+bool Communicator::differs(uint32_t peer, const ControlMessage& theirs, const Past& ours) const {
+  const Call& a = ours.call;
+  const Call& b = theirs.call;
+  if (a.collective != b.collective || a.dtype != b.dtype || a.redop != b.redop || a.root != b.root) return true;
+  if (a.collective != Collective::all_to_all) return a.count != b.count;
+  const uint64_t sends = ours.send_counts.empty() ? a.count : ours.send_counts[peer];
+  const uint64_t expects = ours.recv_counts.empty() ? a.count : ours.recv_counts[peer];
+  return sends != theirs.expects || expects != theirs.sends;
+}
+
+std::string Communicator::mismatch(uint32_t peer, const ControlMessage& theirs, const Past& ours) const {
+  std::string text = here() + "rank " + std::to_string(peer) + " called " + theirs.call.text() + ", this rank " +
+                     ours.call.text() + ", as collective number " + std::to_string(ours.sequence);
+  if (ours.call.collective == Collective::all_to_all && theirs.call.collective == Collective::all_to_all) {
+    const uint64_t sends = ours.send_counts.empty() ? ours.call.count : ours.send_counts[peer];
+    const uint64_t expects = ours.recv_counts.empty() ? ours.call.count : ours.recv_counts[peer];
+    text += " (rank " + std::to_string(peer) + " sends " + std::to_string(theirs.sends) + " and expects " +
+            std::to_string(theirs.expects) + " elements, this rank expects " + std::to_string(expects) + " and sends " +
+            std::to_string(sends) + ")";
+  }
+  return text + "; every rank of a group must issue the same calls in the same order";
+}
+
+void Communicator::compare(uint32_t peer, const ControlMessage& theirs) {
+  Past ours;
+  if (mine(theirs.sequence, ours) && differs(peer, theirs, ours))
+    fail({ErrorKind::mismatch, mismatch(peer, theirs, ours)}, kListenShort);
+}
+
+void Communicator::receive(uint32_t peer, const ControlMessage& message) {
+  switch (message.kind) {
+    case ControlKind::heartbeat:
+      return;
+    case ControlKind::goodbye:
+      left_[peer] = 1;
+      heard_[peer] = 1;
+      next_liveness_ = 0;
+      return;
+    case ControlKind::query:
+      if (state_ != State::active) return;
+      {
+        std::lock_guard lock(mutex_);
+        if (message.sequence >= sequence_) {  // not called here yet: answered when it is
+          questions_[peer] = message;
+          return;
+        }
+      }
+      compare(peer, message);
+      return;
+    case ControlKind::notice: {
+      heard_[peer] = 1;
+      Past ours;
+      const bool both = mine(message.sequence, ours);
+      const bool differ = both && message.sequence != UINT64_MAX && differs(peer, message, ours);
+      if (state_ == State::failing) {
+        std::lock_guard lock(mutex_);
+        if (differ && (error_.kind == ErrorKind::authentication || error_.kind == ErrorKind::timeout))
+          error_ = {ErrorKind::mismatch, mismatch(peer, message, ours)};
+        return;
+      }
+      if (state_ != State::active) return;
+      if (differ && message.error != ErrorKind::closed && message.error != ErrorKind::peer_lost) {
+        fail({ErrorKind::mismatch, mismatch(peer, message, ours)}, kListenShort);
+        return;
+      }
+      static constexpr const char* why[] = {"an error",       "a wrong call",  "a failed handshake", "a record that failed authentication",
+                                            "calls that differ", "a lost peer", "a timeout",          "an abort"};
+      const ErrorKind kind = message.error == ErrorKind::closed ? ErrorKind::peer_lost : message.error;
+      std::string text = here() + "rank " + std::to_string(peer) + " reports " + why[static_cast<unsigned>(message.error)];
+      if (message.sequence != UINT64_MAX)
+        text += " in " + message.call.text() + ", collective number " + std::to_string(message.sequence);
+      fail({kind, text + "; its own error says more; make a new communicator to go on"}, 0);
+      return;
+    }
+  }
+}
+
+ControlMessage Communicator::about(ControlKind kind, ErrorKind error, uint32_t peer) {
+  ControlMessage m;
+  m.kind = kind;
+  m.error = error;
+  m.rank = options_.rank;
+  m.sequence = UINT64_MAX;
+  const uint64_t sequence = kind == ControlKind::notice ? failed_sequence_ : current_ ? current_->sequence : UINT64_MAX;
+  Past past;
+  if (mine(sequence, past)) {
+    m.sequence = sequence;
+    m.call = past.call;
+    m.sends = past.send_counts.empty() ? past.call.count : past.send_counts[peer];
+    m.expects = past.recv_counts.empty() ? past.call.count : past.recv_counts[peer];
+  }
+  return m;
+}
+
+// The first failure: stop, erase the data keys, zero what is unfinished, tell the peers. What remains is to listen for
+// their view of it, so that the error can name the cause.
+void Communicator::fail(Error error, int64_t listen_ns) {
+  if (state_ != State::active) return;
+  {
+    std::lock_guard lock(mutex_);
+    state_ = State::failing;
+    error_ = std::move(error);
+    failed_sequence_ = current_ ? current_->sequence : sequence_ ? sequence_ - 1 : UINT64_MAX;
+  }
+  for (Stream& s : transport_.sender) s.erase();
+  for (Stream& s : transport_.link_tx) s.erase();
+  for (Stream& s : transport_.link_rx) s.erase();
+  {
+    std::lock_guard lock(mutex_);
+    for (Operation* op : queue_) op->buffers[1].zero(*memory_);
+  }
+  for (uint32_t p = 0; p < options_.size; p++)
+    if (control_[p]) control_[p]->send(about(ControlKind::notice, error_.kind, p));
+  failing_until_ = now_ns() + listen_ns;
+  next_liveness_ = 0;
+  step_failing();
+}
+
+void Communicator::step_failing() {
+  poll_control();
+  const int64_t now = now_ns();
+  bool all = true;
+  if (now < failing_until_) {
+    const bool look = now >= next_liveness_;
+    if (look) next_liveness_ = now + kLivenessEvery;
+    for (uint32_t p = 0; p < options_.size; p++) {
+      if (!control_[p] || heard_[p]) continue;
+      if (look && !segment_->alive(p))
+        heard_[p] = 1;
+      else
+        all = false;
+    }
+  }
+  if (all || now >= failing_until_) conclude();
+}
+
+void Communicator::conclude() {
+  for (auto& c : control_)
+    if (c) c->erase();
+  std::deque<Operation*> unfinished;
+  Error error;
+  {
+    std::lock_guard lock(mutex_);
+    state_ = State::failed;
+    unfinished.swap(queue_);
+    error = error_;
+  }
+  current_ = nullptr;
+  for (Operation* op : unfinished) complete(op, error);
+}
+
+void Communicator::abort(const std::string& reason) {
+  if (generation_ != fork_generation()) return;
+  {
+    std::lock_guard lock(mutex_);
+    if (state_ != State::active) return;
+    abort_reason_ = reason;
+    abort_requested_ = true;
+  }
+  inside_.fetch_add(1);
+  // Whoever makes progress sees the request at its next look; when nobody does, do it here.
+  if (std::unique_lock progress(progress_, std::try_to_lock); progress) {
+    next_look_ = 0;
+    look_around();
+  } else if (segment_) {
+    ring(segment_->bell());
+  }
+  inside_.fetch_sub(1);
+}
+
+void Communicator::close() {
+  if (generation_ != fork_generation()) return;
+  // What is in flight ends by itself, at its deadline at the latest.
+  for (;;) {
+    Operation* last = nullptr;
+    {
+      std::lock_guard lock(mutex_);
+      if (!queue_.empty()) {
+        last = queue_.back();
+        last->references.fetch_add(1);
+      }
+    }
+    if (!last) break;
+    wait(*last, 0);
+    release(last);
+  }
+  {
+    std::lock_guard progress(progress_);
+    {
+      std::lock_guard lock(mutex_);
+      if (state_ == State::closed) return;
+      if (state_ == State::active) {
+        error_ = {ErrorKind::closed, "it was closed"};
+        for (uint32_t p = 0; p < options_.size; p++)
+          if (control_[p]) {
+            ControlMessage goodbye;
+            goodbye.kind = ControlKind::goodbye;
+            goodbye.rank = options_.rank;
+            goodbye.sequence = sequence_;
+            control_[p]->send(goodbye);
+          }
+      }
+      state_ = State::closed;
+    }
+    for (auto* list : {&transport_.sender, &transport_.link_tx, &transport_.link_rx})
+      for (Stream& s : *list) s.erase();
+    for (auto& c : control_)
+      if (c) c->erase();
+  }
+  // Threads may still be about to touch the bell.
+  while (inside_.load()) {
+    if (segment_) ring(segment_->bell());
+    sched_yield();
+  }
+  std::lock_guard progress(progress_);
+  transport_.writers.clear();
+  transport_.readers.clear();
+  control_.clear();
+  control_.resize(options_.size);
+  segment_.reset();
+}
+
+Error Communicator::error() {
+  if (generation_ != fork_generation())
+    return {ErrorKind::closed, here() + "this communicator belongs to the parent of a fork; make a new one in the child"};
+  std::lock_guard lock(mutex_);
+  return state_ == State::active ? Error{} : error_;
+}
+
+uint64_t Communicator::last_sequence() {
+  std::lock_guard lock(mutex_);
+  return sequence_;
+}
+
+uint32_t Communicator::epoch() {
+  std::lock_guard lock(mutex_);
+  return epoch_;
+}
+
+uint64_t Communicator::mapped_bytes() {
+  std::lock_guard progress(progress_);
+  return segment_ ? segment_->mapped_bytes() : 0;
+}
+
+}  // namespace securecoll

@@ -1,0 +1,145 @@
+// A communicator on one rank: calls in, operations out, one failure for all.
+#pragma once
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "engine/control.hpp"
+#include "engine/executor.hpp"
+#include "engine/operation.hpp"
+#include "engine/segment.hpp"
+
+namespace securecoll {
+
+// Moved out of a finished handshake; by peer, empty at the own rank.
+struct Roots {
+  std::vector<Secret> link_tx, link_rx, control_tx, control_rx, sender;
+};
+
+struct CommunicatorOptions {
+  uint32_t rank = 0, size = 1;
+  uint32_t slot_bytes = 65536;
+  int64_t timeout_ns = 0;
+  // Cipher blocks that a stream may seal in one epoch; the protocol's bound is 2^32, tests use less. Equal on all ranks.
+  uint64_t budget_blocks = uint64_t{1} << 32;
+  bool crowded = false;  // more ranks than cores on this host
+};
+
+// Builds the plan of a call: a pure function of its arguments and the communicator's shape. Throws EngineError.
+using Planner = std::function<std::shared_ptr<const Prepared>(const sc_request& request, uint8_t algorithm)>;
+
+class Communicator : public std::enable_shared_from_this<Communicator> {
+ public:
+  // `segment` is null for a group of one.
+  Communicator(CommunicatorOptions options, std::unique_ptr<Segment> segment, Roots roots, Memory* memory, Planner planner);
+  ~Communicator();
+
+  // The caller owns one reference to the operation. `algorithm`: 0 lets the tuner choose. Throws EngineError: config when
+  // the call is wrong, and then nothing was sent and no sequence number used; else the communicator's first error.
+  Operation* submit(const sc_request& request, uint8_t algorithm = 0);
+  // Makes progress until the operation is final or `until` (ns, monotonic; 0: its own deadline rules) has passed.
+  // Returns whether it is final.
+  bool wait(Operation& op, int64_t until);
+  static void release(Operation* op);
+
+  void abort(const std::string& reason);
+  void close();
+  Error error();
+
+  uint32_t rank() const { return options_.rank; }
+  uint32_t size() const { return options_.size; }
+  uint64_t last_sequence();
+  void set_timeout(int64_t timeout_ns) { timeout_ns_.store(timeout_ns); }
+  const Counters& counters() const { return counters_; }
+  uint64_t mapped_bytes();
+  uint32_t epoch();
+
+  // For the pool: one round of progress, if no other thread is at it. Idle: nothing is in flight.
+  struct Round {
+    bool moved, idle;
+  };
+  Round round(bool look_around);
+  bool idle();
+  // Sleeps on this communicator's bell unless a last look finds something.
+  void doze(int64_t at_most_ns);
+
+ private:
+  enum class State : uint8_t { active, failing, failed, closed };
+  struct Key {
+    uint8_t collective, dtype, redop, algorithm;
+    uint32_t root;
+    uint64_t count;
+    std::vector<uint64_t> counts;
+    bool operator==(const Key& o) const;
+  };
+  struct KeyHash {
+    size_t operator()(const Key& k) const noexcept;
+  };
+  struct Past {
+    uint64_t sequence = 0;
+    Call call;
+    std::vector<uint64_t> send_counts, recv_counts;
+  };
+
+  std::string here() const { return "rank " + std::to_string(options_.rank) + ": "; }
+  void check_generation() const;
+  void check(const sc_request& request) const;
+  std::shared_ptr<const Prepared> prepare(std::unique_lock<std::mutex>& lock, const sc_request& request, uint8_t algorithm);
+  Operation* take_operation();
+  bool step();                 // progress_ held
+  void look_around();          // progress_ held: clocks, control, liveness
+  void poll_control();         // progress_ held
+  void receive(uint32_t peer, const ControlMessage& message);
+  void compare(uint32_t peer, const ControlMessage& message);
+  bool mine(uint64_t sequence, Past& past);
+  std::string mismatch(uint32_t peer, const ControlMessage& theirs, const Past& ours) const;
+  bool differs(uint32_t peer, const ControlMessage& theirs, const Past& ours) const;
+  ControlMessage about(ControlKind kind, ErrorKind error, uint32_t peer);
+  void fail(Error error, int64_t listen_ns);  // progress_ held
+  void step_failing();                        // progress_ held
+  void conclude();                            // progress_ held
+  void complete(Operation* op, Error error);
+  std::string where(const Operation& op) const;
+  std::string ranks_text(const std::vector<uint32_t>& ranks) const;
+
+  const CommunicatorOptions options_;
+  const uint64_t generation_;
+  Memory* const memory_;
+  const Planner planner_;
+  std::atomic<int64_t> timeout_ns_;
+  Counters counters_;
+
+  std::mutex mutex_;  // the queue, sequence numbers, plans and the state's transitions
+  std::deque<Operation*> queue_;
+  std::vector<Operation*> spare_;
+  std::unordered_map<Key, std::shared_ptr<const Prepared>, KeyHash> plans_;
+  std::vector<Past> history_;
+  uint64_t sequence_ = 0;
+  uint32_t epoch_ = 0;
+  uint64_t epoch_blocks_ = 0;
+  std::atomic<State> state_{State::active};
+  Error error_;
+  std::string abort_reason_;
+  std::atomic<bool> abort_requested_{false};
+
+  std::mutex progress_;  // taken before mutex_
+  std::unique_ptr<Segment> segment_;
+  Transport transport_;
+  Executor executor_;
+  std::vector<std::unique_ptr<ControlLink>> control_;
+  std::vector<ControlMessage> questions_;  // a QUERY for a call this rank has not made yet; rank size: none
+  std::vector<uint8_t> heard_, left_;
+  Operation* current_ = nullptr;
+  int64_t blocked_since_ = 0, next_look_ = 0, next_liveness_ = 0, failing_until_ = 0;
+  bool asked_ = false;
+  uint64_t failed_sequence_ = 0;
+
+  std::atomic<uint32_t> inside_{0};  // threads that may touch the bell
+};
+
+}  // namespace securecoll

@@ -1,0 +1,52 @@
+// Control: fixed records beside the data, on streams of their own, by which peers explain failures to each other.
+#pragma once
+#include <cstdint>
+#include <memory>
+
+#include "engine/lane.hpp"
+#include "engine/operation.hpp"
+#include "engine/stream.hpp"
+
+namespace securecoll {
+
+inline constexpr size_t kControlBytes = 128;
+
+// NOTICE: "I failed, here". QUERY: "I am blocked in this call; is it yours too?" GOODBYE: "I closed."
+enum class ControlKind : uint8_t { notice = 1, query = 2, heartbeat = 3, goodbye = 4 };
+
+struct ControlMessage {
+  ControlKind kind = ControlKind::notice;
+  ErrorKind error = ErrorKind::none;
+  uint32_t rank = 0;
+  uint64_t sequence = 0;
+  Call call;
+  // Elements that the sender sends to, and expects from, the receiver of this message. Equal to call.count but in
+  // uneven pairwise collectives.
+  uint64_t sends = 0, expects = 0;
+
+  void encode(uint8_t out[kControlBytes]) const;
+  // False when a field is out of its range.
+  bool decode(const uint8_t in[kControlBytes]);
+};
+
+// One rank's control link with one peer.
+class ControlLink {
+ public:
+  ControlLink(std::unique_ptr<LaneWriter> writer, std::unique_ptr<LaneReader> reader, Stream tx, Stream rx, Memory* memory);
+
+  // False when the lane has no room: control is a courtesy, never a condition.
+  bool send(const ControlMessage& message);
+
+  enum class Received : uint8_t { nothing, message, forged };
+  Received receive(ControlMessage& message);
+  void erase() noexcept;
+
+ private:
+  std::unique_ptr<LaneWriter> writer_;
+  std::unique_ptr<LaneReader> reader_;
+  Stream tx_, rx_;
+  Memory* memory_;
+  uint64_t sent_ = 0, received_ = 0;
+};
+
+}  // namespace securecoll

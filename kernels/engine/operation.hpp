@@ -1,0 +1,101 @@
+// One collective in flight on one rank.
+#pragma once
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "engine/codes.hpp"
+#include "engine/error.hpp"
+#include "engine/memory.hpp"
+#include "engine/plan.hpp"
+#include "engine/table.h"
+
+namespace securecoll {
+
+// A list of segments seen as one run of bytes.
+class Buffer {
+ public:
+  void assign(const sc_segment* segments, uint32_t count);
+  uint64_t bytes() const { return bytes_; }
+  // Where [offset, offset + length) lies, or null when it crosses segments.
+  uint8_t* contiguous(uint64_t offset, uint64_t length) const;
+  // Between the run and contiguous memory.
+  void gather(Memory& memory, uint64_t offset, uint64_t length, uint8_t* to) const;
+  void scatter(Memory& memory, uint64_t offset, uint64_t length, const uint8_t* from) const;
+  void zero(Memory& memory) const noexcept;
+
+ private:
+  template <class F>
+  void each(uint64_t offset, uint64_t length, F f) const;
+  size_t find(uint64_t offset) const;
+
+  std::vector<sc_segment> segments_;
+  std::vector<uint64_t> starts_;
+  uint64_t bytes_ = 0;
+};
+
+// The plan of a call and what binds its records to it, cached by call.
+struct Prepared {
+  Plan plan;
+  // By peer: the descriptor of what this rank seals for it, and of what it opens from it. Equal for all peers but in
+  // pairwise collectives.
+  std::vector<uint64_t> sealed_descriptor, opened_descriptor;
+};
+
+// A call as a human reads it, and as peers compare it.
+struct Call {
+  Collective collective = Collective::barrier;
+  DType dtype = DType::none;
+  RedOp redop = RedOp::none;
+  uint32_t root = 0;
+  uint64_t count = 0;
+  std::string text() const;
+};
+
+enum OperationState : uint32_t { kInFlight = 0, kDone = 1, kFailed = 2 };
+
+class Communicator;
+
+struct StepCursor {
+  uint32_t chunk = 0;    // next
+  uint32_t source = 0;   // REDUCE: sources of this chunk already combined
+  bool a_accumulated = false;
+  const uint8_t* a = nullptr;
+  std::unique_ptr<uint8_t[]> scratch;  // REDUCE: private room for this step's partial chunk
+};
+
+struct LaneTurn {
+  uint32_t wave = 0, index = 0, left = 0;  // index into LaneUse::steps; left: records of that step in this wave
+  bool over = false;
+};
+
+struct Operation {
+  // Referenced by the caller's handle and by the communicator's queue.
+  std::atomic<uint32_t> references{1};
+  std::atomic<uint32_t> state{kInFlight};
+  std::atomic<uint32_t> waiters{0};  // threads asleep on `state`
+  Error error;  // valid once state is kFailed
+
+  std::shared_ptr<Communicator> owner;
+  std::shared_ptr<const Prepared> prepared;
+  Call call;
+  std::vector<uint64_t> send_counts, recv_counts;
+  uint64_t sequence = 0;
+  uint32_t epoch = 0;
+  double factor = 1;
+  Buffer buffers[2];
+  int64_t deadline = 0;  // ns, monotonic
+  sc_done done = nullptr;
+  void* context = nullptr;
+
+  // Execution.
+  bool active = false;
+  std::vector<StepCursor> cursors;
+  std::vector<LaneTurn> turns;
+  uint32_t unfinished = 0;  // steps
+
+  bool final() const { return state.load(std::memory_order_acquire) != kInFlight; }
+};
+
+}  // namespace securecoll

@@ -1,0 +1,286 @@
+#include "engine/segment.hpp"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <mutex>
+
+#include "engine/error.hpp"
+#include "engine/fork.hpp"
+#include "engine/wire.hpp"
+
+namespace securecoll {
+namespace {
+
+constexpr char kDirectory[] = "/dev/shm";
+constexpr char kPrefix[] = "securecoll-";
+constexpr size_t kNameBytes = 48;
+
+std::string reason() { return std::strerror(errno); }
+
+void fill_random(void* to, size_t bytes) {
+  auto* p = static_cast<uint8_t*>(to);
+  while (bytes) {
+    const ssize_t n = getrandom(p, bytes, 0);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) throw EngineError(ErrorKind::config, "the kernel gave no random bytes: " + reason());
+    p += n;
+    bytes -= static_cast<size_t>(n);
+  }
+}
+
+// Tells whether two ranks share a process. Drawn anew in a forked child, and never derived from a pid, which is unique
+// in its pid namespace only.
+uint64_t process_token() {
+  static std::mutex mutex;
+  static uint64_t token = 0, generation = 0;
+  std::lock_guard lock(mutex);
+  if (generation != fork_generation()) {
+    fill_random(&token, sizeof token);
+    generation = fork_generation();
+  }
+  return token;
+}
+
+struct flock whole_file(short type) {
+  struct flock l {};
+  l.l_type = type;
+  l.l_whence = SEEK_SET;
+  l.l_len = 1;
+  return l;
+}
+
+bool locked_by_someone(int fd) {
+  auto l = whole_file(F_WRLCK);
+  return fcntl(fd, F_GETLK, &l) != 0 || l.l_type != F_UNLCK;
+}
+
+// Removes segments of this user whose owner died before it could: killed between create and connect. A segment is
+// locked from its first moment under its final name, so an unlocked one has no owner.
+void remove_left_overs() {
+  DIR* d = opendir(kDirectory);
+  if (!d) return;
+  while (const dirent* e = readdir(d)) {
+    if (std::strncmp(e->d_name, kPrefix, sizeof kPrefix - 1) != 0) continue;
+    const std::string path = std::string(kDirectory) + "/" + e->d_name;
+    const int fd = open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0) continue;
+    struct stat s;
+    // The age spares a segment that is being made right now, between open and lock. A lock of this very process is
+    // not reported by F_GETLK, and closing `fd` would drop it: own segments are unlinked by their owner.
+    timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    const bool ours = fstat(fd, &s) == 0 && S_ISREG(s.st_mode) && s.st_uid == geteuid();
+    if (ours && now.tv_sec - s.st_ctim.tv_sec > 60 && !locked_by_someone(fd)) ::unlink(path.c_str());
+    close(fd);
+  }
+  closedir(d);
+}
+
+}  // namespace
+
+uint64_t SegmentShape::stride() const { return (uint64_t{slot_bytes} + 16 + kPage - 1) / kPage * kPage; }
+uint64_t SegmentShape::slots_at() const {
+  return (control_at() + size * control_lane_bytes() + kPage - 1) / kPage * kPage;
+}
+// One lane a peer, and the lane to all in the place of this rank's own.
+uint64_t SegmentShape::bytes() const { return slots_at() + uint64_t{size} * lane_bytes(); }
+
+Segment::Segment(uint32_t rank, SegmentShape shape) : rank_(rank), shape_(shape), mappings_(shape.size) {
+  static const bool swept = (remove_left_overs(), true);
+  (void)swept;
+  fill_random(challenge_, sizeof challenge_);
+  uint8_t id[8];
+  fill_random(id, sizeof id);
+  char name[kNameBytes];
+  snprintf(name, sizeof name, "%s%ld-%016llx", kPrefix, static_cast<long>(geteuid()),
+           static_cast<unsigned long long>(load_be64(id)));
+  name_ = name;
+  const std::string path = std::string(kDirectory) + "/" + name_;
+  Mapping& own = mappings_[rank];
+  own.fd = open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_NOFOLLOW | O_CLOEXEC, 0600);
+  if (own.fd < 0)
+    throw EngineError(ErrorKind::config, "rank " + std::to_string(rank) + ": cannot create the shared memory segment " + path +
+                                             ": " + reason() + "; mount a tmpfs that this user may write at " + kDirectory);
+  linked_ = true;
+  close_in_children(own.fd);
+  auto lock = whole_file(F_WRLCK);
+  const uint64_t bytes = shape_.bytes();
+  int failed = fcntl(own.fd, F_SETLK, &lock) != 0 ? errno : 0;
+  // Allocated now: a page that cannot be had later would be a SIGBUS in the middle of a collective.
+  if (!failed) failed = posix_fallocate(own.fd, 0, static_cast<off_t>(bytes));
+  void* at = failed ? MAP_FAILED : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, own.fd, 0);
+  if (at == MAP_FAILED) {
+    if (!failed) failed = errno;
+    struct statvfs fs {};
+    statvfs(kDirectory, &fs);
+    unlink();
+    const uint64_t free_bytes = uint64_t{fs.f_bavail} * fs.f_frsize;
+    release(own);
+    throw EngineError(ErrorKind::config, "rank " + std::to_string(rank) + ": " + path + " needs " + std::to_string(bytes) +
+                                             " bytes and " + kDirectory + " has " + std::to_string(free_bytes) +
+                                             " free (" + std::strerror(failed) +
+                                             "); enlarge it, for example with docker run --shm-size or mount -o remount,size=");
+  }
+  own.base = static_cast<uint8_t*>(at);
+  own.same_process = true;
+  madvise(at, bytes, MADV_DONTFORK);
+  std::memcpy(own.base, challenge_, sizeof challenge_);
+}
+
+Segment::~Segment() {
+  unlink();
+  for (Mapping& m : mappings_) release(m);
+}
+
+void Segment::release(Mapping& m) noexcept {
+  if (m.base) munmap(m.base, shape_.bytes());
+  if (m.fd >= 0) {
+    forget_in_children(m.fd);
+    close(m.fd);
+  }
+  m = Mapping{};
+}
+
+void Segment::unlink() noexcept {
+  if (!linked_) return;
+  linked_ = false;
+  ::unlink((std::string(kDirectory) + "/" + name_).c_str());
+}
+
+// u32 rank | u32 size | u32 slot bytes | u32 depth | u64 process | 8 zero | challenge[16] | name[48]
+std::string Segment::endpoint() const {
+  uint8_t e[kEndpointBytes] = {};
+  store_be32(e, rank_);
+  store_be32(e + 4, shape_.size);
+  store_be32(e + 8, shape_.slot_bytes);
+  store_be32(e + 12, shape_.depth);
+  store_be64(e + 16, process_token());
+  std::memcpy(e + 32, challenge_, 16);
+  std::memcpy(e + 48, name_.data(), name_.size());
+  return std::string(reinterpret_cast<char*>(e), sizeof e);
+}
+
+void Segment::connect(const std::vector<std::string>& endpoints) {
+  const std::string here = "rank " + std::to_string(rank_) + ": ";
+  if (endpoints.size() != shape_.size) throw EngineError(ErrorKind::handshake, here + "wrong number of endpoints");
+  for (uint32_t peer = 0; peer < shape_.size; peer++) {
+    if (peer == rank_) continue;
+    const std::string who = here + "rank " + std::to_string(peer);
+    const std::string& text = endpoints[peer];
+    const auto* e = reinterpret_cast<const uint8_t*>(text.data());
+    if (text.size() != kEndpointBytes) throw EngineError(ErrorKind::handshake, who + "'s endpoint has the wrong length");
+    if (load_be32(e) != peer || load_be32(e + 4) != shape_.size || load_be32(e + 8) != shape_.slot_bytes ||
+        load_be32(e + 12) != shape_.depth)
+      throw EngineError(ErrorKind::handshake,
+                        who + " has lanes of another shape; run the same version and configuration on every rank");
+    const size_t length = strnlen(text.data() + 48, kNameBytes);
+    const std::string name(text.data() + 48, length);
+    if (length == kNameBytes || name.rfind(kPrefix, 0) != 0 || name.find('/') != std::string::npos)
+      throw EngineError(ErrorKind::handshake, who + "'s segment has an impossible name");
+    const std::string path = std::string(kDirectory) + "/" + name;
+    Mapping& m = mappings_[peer];
+    m.same_process = load_be64(e + 16) == process_token();
+    m.fd = open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+    if (m.fd < 0)
+      throw EngineError(ErrorKind::handshake, who + "'s segment " + path + " cannot be opened here (" + reason() +
+                                                  "); this version joins ranks of one host, run by one user, that share " +
+                                                  kDirectory);
+    close_in_children(m.fd);
+    struct stat s;
+    if (fstat(m.fd, &s) != 0 || !S_ISREG(s.st_mode) || s.st_size != static_cast<off_t>(shape_.bytes()))
+      throw EngineError(ErrorKind::handshake, who + "'s segment " + path + " has the wrong size");
+    void* at = mmap(nullptr, shape_.bytes(), PROT_READ, MAP_SHARED | MAP_POPULATE, m.fd, 0);
+    if (at == MAP_FAILED)
+      throw EngineError(ErrorKind::handshake, who + "'s segment " + path + " cannot be mapped: " + reason());
+    m.base = static_cast<uint8_t*>(at);
+    madvise(at, shape_.bytes(), MADV_DONTFORK);
+    // Proves that this is the segment that the peer made, not one of the same name in another mount namespace.
+    if (std::memcmp(m.base, e + 32, 16) != 0)
+      throw EngineError(ErrorKind::handshake, who + "'s segment " + path + " is not the one it made: not the same host");
+  }
+}
+
+Bell* Segment::bell() const { return reinterpret_cast<Bell*>(mappings_[rank_].base + SegmentShape::kPage); }
+
+uint64_t Segment::mapped_bytes() const {
+  uint64_t n = 0;
+  for (const Mapping& m : mappings_)
+    if (m.base) n += shape_.bytes();
+  return n;
+}
+
+const Word* Segment::word(uint32_t rank, uint64_t at, uint64_t index) const {
+  return reinterpret_cast<const Word*>(mappings_[rank].base + at) + index;
+}
+
+namespace {
+const Bell* bell_of(const uint8_t* base) { return reinterpret_cast<const Bell*>(base + SegmentShape::kPage); }
+}  // namespace
+
+// Heads: [0, size) to each rank, [size] to all, (size, 2 size] control. Tails: by writer: from it, from its lane to all,
+// its control. Slots: lane p for rank p; the lane to all takes the place of the own rank.
+std::unique_ptr<LaneWriter> Segment::writer_to(uint32_t peer) const {
+  uint8_t* base = mappings_[rank_].base;
+  return std::make_unique<ShmLaneWriter>(
+      const_cast<Word*>(word(rank_, shape_.heads_at(), peer)), base + shape_.slots_at() + peer * shape_.lane_bytes(),
+      shape_.stride(), shape_.depth,
+      std::vector<ShmLaneWriter::Reader>{{peer, word(peer, shape_.tails_at(), rank_), bell_of(mappings_[peer].base)}});
+}
+
+std::unique_ptr<LaneWriter> Segment::writer_to_all() const {
+  std::vector<ShmLaneWriter::Reader> readers;
+  for (uint32_t p = 0; p < shape_.size; p++)
+    if (p != rank_) readers.push_back({p, word(p, shape_.tails_at(), shape_.size + rank_), bell_of(mappings_[p].base)});
+  return std::make_unique<ShmLaneWriter>(const_cast<Word*>(word(rank_, shape_.heads_at(), shape_.size)),
+                                         mappings_[rank_].base + shape_.slots_at() + rank_ * shape_.lane_bytes(),
+                                         shape_.stride(), shape_.depth, std::move(readers));
+}
+
+std::unique_ptr<LaneWriter> Segment::control_to(uint32_t peer) const {
+  return std::make_unique<ShmLaneWriter>(
+      const_cast<Word*>(word(rank_, shape_.heads_at(), shape_.size + 1 + peer)),
+      mappings_[rank_].base + shape_.control_at() + peer * shape_.control_lane_bytes(), SegmentShape::kControlStride,
+      SegmentShape::kControlDepth,
+      std::vector<ShmLaneWriter::Reader>{
+          {peer, word(peer, shape_.tails_at(), 2 * uint64_t{shape_.size} + rank_), bell_of(mappings_[peer].base)}});
+}
+
+std::unique_ptr<LaneReader> Segment::reader_from(uint32_t peer) const {
+  return std::make_unique<ShmLaneReader>(peer, word(peer, shape_.heads_at(), rank_),
+                                         mappings_[peer].base + shape_.slots_at() + rank_ * shape_.lane_bytes(),
+                                         shape_.stride(), shape_.depth,
+                                         const_cast<Word*>(word(rank_, shape_.tails_at(), peer)),
+                                         bell_of(mappings_[peer].base));
+}
+
+std::unique_ptr<LaneReader> Segment::reader_from_all(uint32_t peer) const {
+  return std::make_unique<ShmLaneReader>(peer, word(peer, shape_.heads_at(), shape_.size),
+                                         mappings_[peer].base + shape_.slots_at() + peer * shape_.lane_bytes(),
+                                         shape_.stride(), shape_.depth,
+                                         const_cast<Word*>(word(rank_, shape_.tails_at(), shape_.size + peer)),
+                                         bell_of(mappings_[peer].base));
+}
+
+std::unique_ptr<LaneReader> Segment::control_from(uint32_t peer) const {
+  return std::make_unique<ShmLaneReader>(peer, word(peer, shape_.heads_at(), shape_.size + 1 + rank_),
+                                         mappings_[peer].base + shape_.control_at() + rank_ * shape_.control_lane_bytes(),
+                                         SegmentShape::kControlStride, SegmentShape::kControlDepth,
+                                         const_cast<Word*>(word(rank_, shape_.tails_at(), 2 * uint64_t{shape_.size} + peer)),
+                                         bell_of(mappings_[peer].base));
+}
+
+bool Segment::alive(uint32_t peer) const {
+  const Mapping& m = mappings_[peer];
+  // Within one process F_GETLK reports no conflict, and a rank cannot die without the other.
+  return m.same_process || locked_by_someone(m.fd);
+}
+
+}  // namespace securecoll

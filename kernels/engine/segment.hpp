@@ -1,0 +1,93 @@
+// One rank's shared memory, and its view of its peers'.
+//
+// Every rank owns one POSIX segment that it alone writes: its bell, the heads and slots of the lanes it writes, the tails
+// of the lanes it reads. Peers map it read-only. Its whole size follows from (size, slot bytes, depth), is allocated up
+// front, and is checked before a peer's segment is mapped. The owner holds a POSIX record lock on it: the kernel drops
+// the lock when the process dies, a forked child does not inherit it, and it works across pid namespaces. So a look at
+// the lock tells whether a peer lives, and whether a left-over segment may be removed.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/lane.hpp"
+#include "engine/wait.hpp"
+
+namespace securecoll {
+
+struct SegmentShape {
+  uint32_t size;        // ranks
+  uint32_t slot_bytes;  // payload of one slot, a multiple of 64
+  uint32_t depth;       // slots of a data lane
+
+  static constexpr uint64_t kControlDepth = 32;
+  static constexpr uint64_t kControlStride = 192;  // 128-byte record, tag, rounded to cache lines
+  static constexpr uint64_t kPage = 4096;
+
+  uint64_t stride() const;  // bytes from slot to slot
+  uint64_t words_bytes(uint64_t words) const { return (words * sizeof(Word) + kPage - 1) / kPage * kPage; }
+  uint64_t heads_at() const { return 2 * kPage; }  // after the header page and the bell's page
+  uint64_t heads() const { return 2 * uint64_t{size} + 1; }
+  uint64_t tails_at() const { return heads_at() + words_bytes(heads()); }
+  uint64_t tails() const { return 3 * uint64_t{size}; }
+  uint64_t control_at() const { return tails_at() + words_bytes(tails()); }
+  uint64_t control_lane_bytes() const { return kControlDepth * kControlStride; }
+  uint64_t slots_at() const;
+  uint64_t lane_bytes() const { return depth * stride(); }
+  uint64_t bytes() const;
+};
+
+// What a rank tells its peers, inside the authenticated handshake. Exactly kEndpointBytes on the wire.
+inline constexpr size_t kEndpointBytes = 96;
+
+class Segment {
+ public:
+  // Creates and locks this rank's segment. Throws EngineError: config, with path, needed and free bytes, when
+  // shared memory is too small.
+  Segment(uint32_t rank, SegmentShape shape);
+  ~Segment();
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+
+  std::string endpoint() const;
+  // Maps the peers' segments from all ranks' endpoints. Throws EngineError: handshake, naming the rank.
+  void connect(const std::vector<std::string>& endpoints);
+  // Removes the name: everyone has mapped it. Idempotent.
+  void unlink() noexcept;
+
+  uint32_t rank() const { return rank_; }
+  const SegmentShape& shape() const { return shape_; }
+  Bell* bell() const;
+  uint64_t mapped_bytes() const;
+
+  // Lane ends. `peer` != rank.
+  std::unique_ptr<LaneWriter> writer_to(uint32_t peer) const;
+  std::unique_ptr<LaneWriter> writer_to_all() const;
+  std::unique_ptr<LaneWriter> control_to(uint32_t peer) const;
+  std::unique_ptr<LaneReader> reader_from(uint32_t peer) const;
+  std::unique_ptr<LaneReader> reader_from_all(uint32_t peer) const;
+  std::unique_ptr<LaneReader> control_from(uint32_t peer) const;
+
+  // Whether the peer's process still holds its segment.
+  bool alive(uint32_t peer) const;
+
+ private:
+  struct Mapping {
+    uint8_t* base = nullptr;
+    int fd = -1;
+    bool same_process = false;
+  };
+  const Word* word(uint32_t rank, uint64_t at, uint64_t index) const;
+  void release(Mapping& m) noexcept;
+
+  uint32_t rank_;
+  SegmentShape shape_;
+  std::string name_;
+  uint8_t challenge_[16];
+  bool linked_ = false;
+  std::vector<Mapping> mappings_;  // by rank; this rank's own is writable
+};
+
+}  // namespace securecoll

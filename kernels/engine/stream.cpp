@@ -1,0 +1,74 @@
+#include "engine/stream.hpp"
+
+#include <cstring>
+#include <utility>
+
+#include "engine/kdf.hpp"
+#include "engine/wire.hpp"
+
+namespace securecoll {
+
+Stream::Stream(Secret root, uint16_t channel, Use use, Memory* memory)
+    : root_(std::move(root)), memory_(memory), channel_(channel), use_(use) {}
+
+Stream::Stream(Stream&& o) noexcept { *this = std::move(o); }
+
+Stream& Stream::operator=(Stream&& o) noexcept {
+  if (this == &o) return *this;
+  erase();
+  root_ = std::move(o.root_);
+  iv_ = std::move(o.iv_);
+  key_ = std::exchange(o.key_, nullptr);
+  memory_ = o.memory_;
+  epoch_ = o.epoch_;
+  channel_ = o.channel_;
+  use_ = o.use_;
+  return *this;
+}
+
+void Stream::derive() {
+  uint8_t context[3];
+  store_be16(context, channel_);
+  context[2] = static_cast<uint8_t>(use_);
+  const Secret secret = expand_label(root_, "stream", context, sizeof context, 32);
+  const Secret key = expand_label(secret, "key", "", 0, 32);
+  iv_ = expand_label(secret, "iv", "", 0, kNonceBytes);
+  key_ = memory_->expand(key.data());
+}
+
+RecordContext Stream::record(uint64_t sequence, uint32_t number, uint32_t length, uint64_t descriptor) {
+  if (!key_) derive();
+  RecordContext r;
+  r.key = key_;
+  // nonce = iv XOR (4 zero bytes || u40 sequence || u24 record)
+  uint8_t counter[8];
+  store_be64(counter, sequence << 24 | number);
+  std::memcpy(r.nonce, iv_.data(), kNonceBytes);
+  for (int i = 0; i < 8; i++) r.nonce[4 + i] ^= counter[i];
+  uint8_t* a = r.associated;
+  a[0] = static_cast<uint8_t>(use_);
+  a[1] = 0;
+  store_be16(a + 2, channel_);
+  store_be32(a + 4, number);
+  store_be64(a + 8, sequence);
+  store_be32(a + 16, length);
+  store_be32(a + 20, epoch_);
+  store_be64(a + 24, descriptor);
+  return r;
+}
+
+void Stream::step_epoch() {
+  Secret next = expand_label(root_, "upd", "", 0, 32);
+  const uint32_t epoch = epoch_ + 1;
+  erase();
+  root_ = std::move(next);
+  epoch_ = epoch;
+}
+
+void Stream::erase() noexcept {
+  root_.erase();
+  iv_.erase();
+  if (key_) memory_->discard(std::exchange(key_, nullptr));
+}
+
+}  // namespace securecoll

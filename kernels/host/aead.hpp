@@ -1,0 +1,47 @@
+// AES-256-GCM on CPU memory, in sets of kernels chosen by CPUID.
+//
+// The contract that stock libraries do not give, and why these exist: `sealed` may lie in memory that a hostile
+// host reads and writes at any moment. So seal() writes each byte of it once and never reads it back, and
+// open() reads each byte of it once. Plaintext, keys and `tag` results live in private memory.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace securecoll::host {
+
+inline constexpr size_t kKeyBytes = 32;
+inline constexpr size_t kNonceBytes = 12;
+inline constexpr size_t kTagBytes = 16;
+
+// An expanded key: round keys and powers of H, or whatever a kernel set wants. Plain data with no pointers into
+// itself: it lives in the locked arena, and wiping its bytes destroys it.
+struct alignas(64) AeadKey {
+  uint8_t bytes[1536];
+};
+
+struct AeadKernels {
+  const char* name;  // "vaes512", "vaes256", "libcrypto"
+  void (*expand)(AeadKey* key, const uint8_t raw[kKeyBytes]);
+  // Seals `bytes` (0 .. 2^36-32) from private `plain` into `sealed`, then the 16-byte tag at `tag`; both may be
+  // untrusted memory, each byte written once.
+  void (*seal)(const AeadKey& key, const uint8_t nonce[kNonceBytes], const uint8_t* aad, size_t aad_bytes,
+               const uint8_t* plain, size_t bytes, uint8_t* sealed, uint8_t* tag);
+  // Opens `bytes` from `sealed` into private `plain` and returns whether the 16 bytes at `tag` verify, compared
+  // in constant time. `sealed` and `tag` may be untrusted, each byte read once. `plain` is written before the
+  // verdict is known: on false the caller must treat it as garbage and must not let anyone see it. When
+  // `prefetch` is not null, `bytes` bytes from there on are prefetched for writing meanwhile.
+  bool (*open)(const AeadKey& key, const uint8_t nonce[kNonceBytes], const uint8_t* aad, size_t aad_bytes,
+               const uint8_t* sealed, size_t bytes, const uint8_t* tag, uint8_t* plain, const void* prefetch);
+};
+
+// The fastest set that this CPU runs and whose known answers came out right. Answers are checked once per
+// process, for every set the CPU supports; a wrong one throws std::runtime_error: the build or the CPU is broken.
+const AeadKernels& aead();
+
+// A set by name, or null where the name is unknown or the CPU lacks it. Known answers were checked.
+const AeadKernels* aead_by_name(const char* name);
+
+// Names of the sets this CPU runs, fastest first, ended by null.
+const char* const* aead_names();
+
+}  // namespace securecoll::host

@@ -1,0 +1,112 @@
+#include <iterator>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "host/aead_sets.hpp"
+
+namespace securecoll::host {
+namespace {
+
+// D. McGrew, J. Viega, "The Galois/Counter Mode of Operation (GCM)", 2005, appendix B, test case 16.
+constexpr uint8_t kKey[kKeyBytes] = {0xfe, 0xff, 0xe9, 0x92, 0x86, 0x65, 0x73, 0x1c, 0x6d, 0x6a, 0x8f,
+                                     0x94, 0x67, 0x30, 0x83, 0x08, 0xfe, 0xff, 0xe9, 0x92, 0x86, 0x65,
+                                     0x73, 0x1c, 0x6d, 0x6a, 0x8f, 0x94, 0x67, 0x30, 0x83, 0x08};
+constexpr uint8_t kNonce[kNonceBytes] = {0xca, 0xfe, 0xba, 0xbe, 0xfa, 0xce, 0xdb, 0xad, 0xde, 0xca, 0xf8, 0x88};
+constexpr uint8_t kAad[20] = {0xfe, 0xed, 0xfa, 0xce, 0xde, 0xad, 0xbe, 0xef, 0xfe, 0xed,
+                              0xfa, 0xce, 0xde, 0xad, 0xbe, 0xef, 0xab, 0xad, 0xda, 0xd2};
+constexpr uint8_t kPlain[60] = {0xd9, 0x31, 0x32, 0x25, 0xf8, 0x84, 0x06, 0xe5, 0xa5, 0x59, 0x09, 0xc5,
+                                0xaf, 0xf5, 0x26, 0x9a, 0x86, 0xa7, 0xa9, 0x53, 0x15, 0x34, 0xf7, 0xda,
+                                0x2e, 0x4c, 0x30, 0x3d, 0x8a, 0x31, 0x8a, 0x72, 0x1c, 0x3c, 0x0c, 0x95,
+                                0x95, 0x68, 0x09, 0x53, 0x2f, 0xcf, 0x0e, 0x24, 0x49, 0xa6, 0xb5, 0x25,
+                                0xb1, 0x6a, 0xed, 0xf5, 0xaa, 0x0d, 0xe6, 0x57, 0xba, 0x63, 0x7b, 0x39};
+constexpr uint8_t kSealed[76] = {
+    0x52, 0x2d, 0xc1, 0xf0, 0x99, 0x56, 0x7d, 0x07, 0xf4, 0x7f, 0x37, 0xa3, 0x2a, 0x84, 0x42, 0x7d, 0x64, 0x3a, 0x8c,
+    0xdc, 0xbf, 0xe5, 0xc0, 0xc9, 0x75, 0x98, 0xa2, 0xbd, 0x25, 0x55, 0xd1, 0xaa, 0x8c, 0xb0, 0x8e, 0x48, 0x59, 0x0d,
+    0xbb, 0x3d, 0xa7, 0xb0, 0x8b, 0x10, 0x56, 0x82, 0x88, 0x38, 0xc5, 0xf6, 0x1e, 0x63, 0x93, 0xba, 0x7a, 0x0a, 0xbc,
+    0xc9, 0xf6, 0x62, 0x76, 0xfc, 0x6e, 0xce, 0x0f, 0x4e, 0x17, 0x68, 0xcd, 0xdf, 0x88, 0x53, 0xbb, 0x2d, 0x55, 0x1b};
+
+// Lengths at and around the edges of blocks, vectors, groups and hash passes, under the same key and nonce, with
+// text(n, 1) and associated data text(n, 2) as below. `answer` is the FNV-1a hash of ciphertext || tag, computed
+// with another implementation (OpenSSL through Python's `cryptography`).
+struct Case {
+  size_t bytes, aad_bytes;
+  uint64_t answer;
+};
+constexpr Case kCases[] = {
+    {0, 0, 0x0b9312a9cf44bab2},      {1, 0, 0xfcf55a12e9065382},      {15, 1, 0xb8292283f297ebf9},
+    {16, 16, 0x029b75cad6c711ab},    {17, 32, 0xecba5de5a3312d3e},    {31, 33, 0x775aaff5584d05cc},
+    {33, 5, 0xda3dd2b5dc269eda},     {63, 32, 0x6bed31640cbe33dc},    {64, 32, 0xcfb764854fd4e12e},
+    {65, 0, 0x5ecfe4cabff3b425},     {255, 32, 0x673440625f0384a5},   {256, 32, 0xa5d463332665ebdb},
+    {257, 700, 0x0ecaca7c9c31138d},  {319, 1, 0x8723f6880949bee6},    {320, 32, 0xe36fb2d098bb8f5a},
+    {321, 13, 0xb4af0b0ffc31387d},   {511, 32, 0x8cdf52c182eb85e1},   {512, 32, 0x68dfea7bf2bd683a},
+    {513, 48, 0x1d9042a368cdd93e},   {639, 32, 0x2163578ea8460966},   {640, 32, 0xc6c01e9d1813b59a},
+    {641, 1300, 0xb215bc9af2828e50}, {1023, 7, 0xca29fb2b1558c561},   {4096, 32, 0x83ab24f645380c9e},
+    {5003, 29, 0xcebad5530a31c6fe},  {20000, 32, 0x07dbf927c7d3b2b4},
+};
+
+std::vector<uint8_t> text(size_t n, size_t seed) {
+  std::vector<uint8_t> out(n);
+  for (size_t i = 0; i < n; ++i) out[i] = static_cast<uint8_t>(i * i * 7 + i * 13 + seed + (i >> 8));
+  return out;
+}
+
+uint64_t fnv1a(const std::vector<uint8_t>& bytes) {
+  uint64_t h = 0xcbf29ce484222325;
+  for (const uint8_t b : bytes) h = (h ^ b) * 0x100000001b3;
+  return h;
+}
+
+using Bytes = std::vector<uint8_t>;
+
+Bytes seal(const AeadKernels& set, const AeadKey& key, const Bytes& plain, const Bytes& aad) {
+  const size_t n = plain.size();
+  Bytes sealed(n + kTagBytes);
+  set.seal(key, kNonce, aad.data(), aad.size(), plain.data(), n, sealed.data(), sealed.data() + n);
+  return sealed;
+}
+
+// Whether the set gets `plain` back from `sealed`, and notices a change of any of its parts.
+bool opens(const AeadKernels& set, const AeadKey& key, const Bytes& plain, const Bytes& aad, const Bytes& sealed) {
+  const size_t n = plain.size();
+  Bytes opened(n);
+  const auto verifies = [&](const Bytes& record, const Bytes& with) {
+    return set.open(key, kNonce, with.data(), with.size(), record.data(), n, record.data() + n, opened.data(),
+                    nullptr);
+  };
+  if (!verifies(sealed, aad) || opened != plain) return false;
+  for (const size_t at : {size_t{0}, n / 2, n, n + kTagBytes - 1}) {
+    Bytes altered = sealed;
+    altered[at] ^= 0x80;
+    if (verifies(altered, aad)) return false;
+  }
+  Bytes altered = aad;
+  altered.push_back(0);
+  if (verifies(sealed, altered)) return false;
+  if (aad.empty()) return true;
+  altered = aad;
+  altered.back() ^= 1;
+  return !verifies(sealed, altered);
+}
+
+}  // namespace
+
+void check_known_answers(const AeadKernels& set) {
+  AeadKey key;
+  set.expand(&key, kKey);
+  const Bytes plain(std::begin(kPlain), std::end(kPlain)), aad(std::begin(kAad), std::end(kAad));
+  const Bytes sealed(std::begin(kSealed), std::end(kSealed));
+  bool good = seal(set, key, plain, aad) == sealed && opens(set, key, plain, aad, sealed);
+  for (const Case& c : kCases) {
+    const Bytes longer = text(c.bytes, 1), with = text(c.aad_bytes, 2);
+    const Bytes answer = seal(set, key, longer, with);
+    good = good && fnv1a(answer) == c.answer && opens(set, key, longer, with, answer);
+  }
+  if (!good) {
+    throw std::runtime_error(std::string("AES-256-GCM kernels \"") + set.name +
+                             "\" give wrong answers: the build or the CPU is broken. Run the test suite on this "
+                             "machine, or reinstall securecoll");
+  }
+}
+
+}  // namespace securecoll::host

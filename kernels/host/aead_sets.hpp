@@ -1,0 +1,16 @@
+// The sets of kernels that aead.cpp chooses from, and the check that each passes first.
+#pragma once
+#include "host/aead.hpp"
+
+namespace securecoll::host {
+
+#if defined(__x86_64__)
+extern const AeadKernels kVaes512;
+extern const AeadKernels kVaes256;
+#endif
+extern const AeadKernels kLibcrypto;
+
+// Throws std::runtime_error unless the set gives the known answers, opens them, and refuses altered ones.
+void check_known_answers(const AeadKernels& set);
+
+}  // namespace securecoll::host

@@ -1,0 +1,20 @@
+// The kernel set "vaes512".
+#if defined(__x86_64__)
+#pragma GCC diagnostic push
+// GCC's own header leaves "don't care" operands uninitialized (GCC bug 105593).
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include <immintrin.h>
+
+#include "host/aead_sets.hpp"
+
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,bmi2,aes,pclmul,vaes,vpclmulqdq,prfchw")
+#include "host/gcm.hpp"
+#include "host/vector512.hpp"
+
+namespace securecoll::host {
+
+const AeadKernels kVaes512 = {"vaes512", expand_key, Gcm<Vector512>::seal, Gcm<Vector512>::open};
+
+}  // namespace securecoll::host
+#endif

@@ -1,0 +1,20 @@
+"""The ``securecoll`` command: ``keygen``, ``doctor`` and ``plan``."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+import click
+
+from securecoll.cli import doctor, keygen, plan
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(version("securecoll"), prog_name="securecoll")
+def main() -> None:
+    """Collective communication, sealed end to end, for machines and networks you do not trust."""
+
+
+main.add_command(keygen.keygen)
+main.add_command(doctor.doctor)
+main.add_command(plan.plan)

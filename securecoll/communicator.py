@@ -1,0 +1,562 @@
+"""The communicator: handshake, engine and plans behind NCCL-like calls."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from struct import pack
+from types import TracebackType
+from typing import Any
+
+from securecoll import _engine, config, handshake, plan
+from securecoll.codes import Collective, DType, ReduceOp
+from securecoll.errors import ConfigError
+from securecoll.identity import KeyFile, KeySource, Policy
+from securecoll.plan import tuner
+from securecoll.rendezvous import Exchange, MPIExchange
+from securecoll.shape import Shape, cores
+
+log = logging.getLogger("securecoll")
+
+Work = _engine.Operation
+"""A collective in flight: ``wait(timeout=None)`` raises its error or :class:`CollectiveTimeout`, ``done()`` asks."""
+
+DEFAULT_TIMEOUT = 300.0
+"""Seconds that joining and each collective may take."""
+
+_ALGORITHMS = ("", "one_shot", "direct", "ring")
+"""By the number that the engine's plan cache knows them by; 0 leaves the choice to the tuner."""
+
+_uses: dict[tuple[bytes, tuple[int, ...]], int] = {}
+_uses_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What a communicator did so far, on this rank."""
+
+    bytes_sealed: int
+    bytes_opened: int
+    records_sealed: int
+    records_opened: int
+    seconds_waiting: float
+    """Time that calls waited for peers, summed over threads."""
+    collectives: int
+
+
+class Communicator:
+    """One rank's end of a group whose every byte between ranks is sealed.
+
+    Arrays are NumPy arrays, or anything with the buffer protocol or DLPack on the CPU; they must be C-contiguous, and
+    are used in place, never copied. Every call is collective: each rank of the group makes the same calls in the same
+    order, with equal dtypes and counts. A call blocks until this rank's part is final; with ``async_op=True`` it
+    returns a :class:`Work` instead, and the arrays must stay untouched until that is done.
+
+    ``timeout`` (seconds) defaults to the communicator's. ``algorithm`` pins a plan (``"one_shot"``, ``"direct"``,
+    ``"ring"``), equally on all ranks; by default the tuner chooses.
+
+    Raises, on every call: :class:`ConfigError` for a call that cannot be right, before anything is sent;
+    :class:`AuthenticationError`, :class:`MismatchError`, :class:`PeerLostError`, :class:`CollectiveTimeout` when it
+    failed. The first failure is final: keys are erased, outputs in flight zeroed, and every later call raises.
+    """
+
+    def __init__(self, engine: _engine.Communicator, session: handshake.Session, members: tuple[int, ...]) -> None:
+        """For :meth:`create`."""
+        self._engine = engine
+        self._session_id = session.id
+        self._rank, self._size = session.rank, session.size
+        self._members = members
+
+    @classmethod
+    def create(
+        cls,
+        exchange: Exchange | None,
+        key: KeySource | str | os.PathLike[str] | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+        job: str = "",
+        members: Sequence[int] | None = None,
+        *,
+        shape: Shape | None = None,
+        kernels: str | None = None,
+    ) -> Communicator:
+        """Joins a group; every member calls this.
+
+        Args:
+            exchange: How members reach each other to join; it need not be trusted. None: a group of one.
+            key: Where the pre-shared key comes from: a source, or the path of a key file. None: the environment's.
+            timeout: Seconds that joining may take, and each collective by default.
+            job: A name that all members share. Empty: the environment's.
+            members: The members' ranks in the job, in group order. None: 0, 1, and so on.
+            shape: Sizes of lanes; None: the default for the size.
+            kernels: AEAD kernels by name; None: the fastest this CPU has.
+
+        Raises:
+            ConfigError: for bad arguments or keys, or where shared memory is too small.
+            HandshakeError: when members do not come, or differ in what they ask for.
+            AuthenticationError: when a member cannot prove that it holds the key.
+        """
+        settings = config.current()
+        if timeout <= 0:
+            raise ConfigError(f"timeout must be positive seconds, not {timeout}")
+        timeout = settings.shorten(timeout)
+        rank, size = (0, 1) if exchange is None else (exchange.rank, exchange.size)
+        group = tuple(range(size)) if members is None else tuple(members)
+        if len(group) != size:
+            raise ConfigError(f"rank {rank}: {len(group)} members are named for a group of {size}")
+        shape = shape or Shape.of(size)
+        job_id = (job or settings.job).encode()
+        policy = Policy()
+        source = config.current_key_source() if key is None else KeyFile(key) if _is_path(key) else key
+        psk = source.psk()
+        deadline = time.monotonic() + timeout
+        with _uses_lock:
+            use = _uses.get((job_id, group), 0)
+        params = handshake.group_params(
+            policy_hash=policy.hash,
+            ranks=group,
+            channels=1,
+            max_chunk=shape.slot_bytes,
+            plan_table_hash=shape.hash,
+            job_id=job_id,
+            use=use,
+        )
+        segment = _engine.Segment(rank, size, shape.slot_bytes, shape.depth) if size > 1 else None
+        try:
+            session = handshake.establish(
+                params,
+                policy,
+                psk,
+                exchange if exchange is not None else _Alone(),
+                b"" if segment is None else segment.endpoint(),
+                lambda endpoints: None if segment is None else segment.connect(endpoints),
+                deadline,
+            )
+            engine = _engine.Communicator(
+                rank,
+                size,
+                shape.slot_bytes,
+                timeout,
+                shape.budget_blocks,
+                size > cores(),
+                segment,
+                session.link_tx,
+                session.link_rx,
+                session.control_tx,
+                session.control_rx,
+                session.sender,
+                _Planner(rank, size, shape),
+                kernels,
+            )
+        except BaseException:
+            if segment is not None:
+                segment.close()
+            raise
+        finally:
+            psk.erase()
+        # What no stream took over (roots of lanes that nothing uses yet) is not kept.
+        session.erase()
+        with _uses_lock:
+            _uses[job_id, group] = use + 1
+        if settings.threads is not None:
+            _engine.set_threads(settings.threads)
+        log.info(
+            "rank %d of %d joined: members %s, shared memory, %d-byte slots, lanes of %d, AEAD %s",
+            rank,
+            size,
+            ",".join(map(str, group[:16])) + (",..." if size > 16 else ""),
+            shape.slot_bytes,
+            shape.depth,
+            kernels or _engine.aead_names()[0],
+        )
+        return cls(engine, session, group)
+
+    @classmethod
+    def from_mpi(
+        cls,
+        comm: Any,
+        key: KeySource | str | os.PathLike[str] | None = None,
+        timeout: float = DEFAULT_TIMEOUT,
+        job: str = "",
+    ) -> Communicator:
+        """Joins the group of an mpi4py communicator, which serves to exchange the handshake and nothing else.
+
+        Arguments and errors as :meth:`create`.
+        """
+        exchange = MPIExchange(comm)
+        try:
+            return cls.create(exchange if exchange.size > 1 else None, key, timeout, job)
+        finally:
+            exchange.close()
+
+    @property
+    def rank(self) -> int:
+        """This rank in the group."""
+        return self._rank
+
+    @property
+    def size(self) -> int:
+        """Ranks in the group."""
+        return self._size
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The members' ranks in the job, in group order."""
+        return self._members
+
+    @property
+    def session_id(self) -> bytes:
+        """32 public bytes that name this session, equal on all ranks and never used twice."""
+        return self._session_id
+
+    def all_reduce(
+        self,
+        send: Any,
+        recv: Any = None,
+        op: ReduceOp = ReduceOp.SUM,
+        *,
+        factor: float = 1.0,
+        timeout: float | None = None,
+        async_op: bool = False,
+        algorithm: str | None = None,
+    ) -> Work | None:
+        """Combines ``send`` of all ranks into ``recv`` on every rank; in place without ``recv``.
+
+        ``factor`` is what PREMUL_SUM multiplies this rank's contribution by. 16- and 8-bit floats are combined in
+        float32 and rounded once. All ranks get the same bits.
+        """
+        recv = send if recv is None else recv
+        return self._run(Collective.ALL_REDUCE, send, recv, op, 0, factor, None, None, timeout, async_op, algorithm)
+
+    def reduce_scatter(
+        self,
+        send: Any,
+        recv: Any,
+        op: ReduceOp = ReduceOp.SUM,
+        *,
+        counts: Sequence[int] | None = None,
+        factor: float = 1.0,
+        timeout: float | None = None,
+        async_op: bool = False,
+        algorithm: str | None = None,
+    ) -> Work | None:
+        """Combines ``send`` of all ranks and leaves part ``rank`` of the result in ``recv``.
+
+        ``send`` holds all parts in rank order, of ``counts`` elements each, equal ones by default. In place when
+        ``recv`` is this rank's part of ``send``.
+        """
+        return self._run(
+            Collective.REDUCE_SCATTER, send, recv, op, 0, factor, counts, None, timeout, async_op, algorithm
+        )
+
+    def all_gather(
+        self,
+        send: Any,
+        recv: Any,
+        *,
+        counts: Sequence[int] | None = None,
+        timeout: float | None = None,
+        async_op: bool = False,
+        algorithm: str | None = None,
+    ) -> Work | None:
+        """Collects ``send`` of all ranks, in rank order, into ``recv`` on every rank.
+
+        Parts are equal, or of ``counts`` elements. In place when ``send`` is this rank's part of ``recv``.
+        """
+        none = ReduceOp.NONE
+        return self._run(Collective.ALL_GATHER, send, recv, none, 0, 1.0, counts, None, timeout, async_op, algorithm)
+
+    def broadcast(
+        self,
+        buffer: Any,
+        root: int = 0,
+        *,
+        timeout: float | None = None,
+        async_op: bool = False,
+        algorithm: str | None = None,
+    ) -> Work | None:
+        """Copies the root's ``buffer`` into everyone's."""
+        send = buffer if root == self._rank else None
+        none = ReduceOp.NONE
+        return self._run(Collective.BROADCAST, send, buffer, none, root, 1.0, None, None, timeout, async_op, algorithm)
+
+    def reduce(
+        self,
+        send: Any,
+        recv: Any = None,
+        op: ReduceOp = ReduceOp.SUM,
+        root: int = 0,
+        *,
+        factor: float = 1.0,
+        timeout: float | None = None,
+        async_op: bool = False,
+        algorithm: str | None = None,
+    ) -> Work | None:
+        """Combines ``send`` of all ranks into the root's ``recv``, or ``send`` there; other ranks' arrays keep their
+        values."""
+        recv = None if root != self._rank else send if recv is None else recv
+        return self._run(Collective.REDUCE, send, recv, op, root, factor, None, None, timeout, async_op, algorithm)
+
+    def gather(
+        self,
+        send: Any,
+        recv: Any = None,
+        root: int = 0,
+        *,
+        counts: Sequence[int] | None = None,
+        timeout: float | None = None,
+        async_op: bool = False,
+        algorithm: str | None = None,
+    ) -> Work | None:
+        """Collects ``send`` of all ranks, in rank order, into the root's ``recv``, which other ranks need not give."""
+        recv = self._only_on_root("gather", "recv", recv, root)
+        none = ReduceOp.NONE
+        return self._run(Collective.GATHER, send, recv, none, root, 1.0, counts, None, timeout, async_op, algorithm)
+
+    def scatter(
+        self,
+        send: Any,
+        recv: Any,
+        root: int = 0,
+        *,
+        counts: Sequence[int] | None = None,
+        timeout: float | None = None,
+        async_op: bool = False,
+        algorithm: str | None = None,
+    ) -> Work | None:
+        """Gives each rank its part of the root's ``send``, which other ranks need not give, in ``recv``."""
+        send = self._only_on_root("scatter", "send", send, root)
+        none = ReduceOp.NONE
+        return self._run(Collective.SCATTER, send, recv, none, root, 1.0, counts, None, timeout, async_op, algorithm)
+
+    def all_to_all(
+        self,
+        send: Any,
+        recv: Any,
+        send_counts: Sequence[int] | None = None,
+        recv_counts: Sequence[int] | None = None,
+        *,
+        timeout: float | None = None,
+        async_op: bool = False,
+        algorithm: str | None = None,
+    ) -> Work | None:
+        """Sends part ``p`` of ``send`` to rank ``p``, and receives rank ``p``'s as part ``p`` of ``recv``.
+
+        Parts are equal, or of ``send_counts`` and ``recv_counts`` elements; what two ranks say of the parts between
+        them must agree. Never in place.
+        """
+        none = ReduceOp.NONE
+        return self._run(
+            Collective.ALL_TO_ALL, send, recv, none, 0, 1.0, send_counts, recv_counts, timeout, async_op, algorithm
+        )
+
+    def barrier(self, *, timeout: float | None = None, async_op: bool = False) -> Work | None:
+        """Returns when every rank has called it."""
+        none = ReduceOp.NONE
+        return self._run(Collective.BARRIER, None, None, none, 0, 1.0, None, None, timeout, async_op, None)
+
+    def stats(self) -> Stats:
+        """What was sealed, opened and waited for so far."""
+        return Stats(*self._engine.counters())
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the keys that the next call uses."""
+        return self._engine.epoch
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of shared memory that this rank has mapped, its own and its peers'."""
+        return self._engine.mapped_bytes
+
+    @property
+    def capsule(self) -> object:
+        """The engine's end of this communicator, for another extension module (kernels/engine/table.h)."""
+        return self._engine.capsule
+
+    def set_timeout(self, timeout: float) -> None:
+        """Seconds that each later collective may take unless it says otherwise."""
+        if timeout <= 0:
+            raise ConfigError(f"rank {self._rank}: timeout must be positive seconds, not {timeout}")
+        self._engine.set_timeout(config.current().shorten(timeout))
+
+    def error(self) -> Exception | None:
+        """The first error, which every later call raises, or None while the communicator is usable."""
+        error: Exception | None = self._engine.error()
+        return error
+
+    def abort(self, reason: str = "") -> None:
+        """Fails what is in flight here and on the peers, and erases the keys. Returns at once."""
+        self._engine.abort(reason or "abort() was called")
+
+    def close(self) -> None:
+        """Waits for what is in flight, erases the keys and gives back shared memory. May be called again."""
+        self._engine.close()
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Peers must not wait for a rank that left its block by an exception.
+        if error is not None:
+            self.abort(f"rank {self._rank} left with {type(error).__name__}")
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Communicator rank {self._rank} of {self._size}>"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a communicator holds keys and cannot be pickled")
+
+    def _only_on_root(self, what: str, name: str, array: Any, root: int) -> Any:
+        if root != self._rank:
+            return None
+        if array is None:
+            raise ConfigError(f"rank {self._rank}: {what}: the root must give `{name}`")
+        return array
+
+    def _run(
+        self,
+        collective: Collective,
+        send: Any,
+        recv: Any,
+        op: ReduceOp,
+        root: int,
+        factor: float,
+        send_counts: Sequence[int] | None,
+        recv_counts: Sequence[int] | None,
+        timeout: float | None,
+        async_op: bool,
+        algorithm: str | None,
+    ) -> Work | None:
+        if timeout is not None and timeout <= 0:
+            raise ConfigError(f"rank {self._rank}: timeout must be positive seconds, not {timeout}")
+        if not 0 <= root < self._size:
+            raise ConfigError(f"rank {self._rank}: root {root} is not one of {self._size} ranks")
+        number = 0
+        if algorithm is not None:
+            offered = plan.ALGORITHMS[collective]
+            if algorithm not in offered:
+                name = collective.name.lower()
+                raise ConfigError(
+                    f"rank {self._rank}: {name} has the algorithms {', '.join(offered)}, not {algorithm!r}"
+                )
+            number = _ALGORITHMS.index(algorithm)
+        return self._engine.run(
+            collective,
+            send,
+            recv,
+            op,
+            root,
+            factor,
+            None if send_counts is None else list(send_counts),
+            None if recv_counts is None else list(recv_counts),
+            0.0 if timeout is None else config.current().shorten(timeout),
+            number,
+            not async_op,
+        )
+
+
+def init(
+    key: KeySource | str | os.PathLike[str] | None = None,
+    exchange: Exchange | None = None,
+    *,
+    rank: int | None = None,
+    size: int | None = None,
+    timeout: float = DEFAULT_TIMEOUT,
+    job: str = "",
+) -> Communicator:
+    """Joins a group and returns this rank's :class:`Communicator`. Arguments and errors as its ``create``.
+
+    ``rank`` and ``size`` default to the exchange's; given, they must agree with it.
+    """
+    have = (0, 1) if exchange is None else (exchange.rank, exchange.size)
+    if (rank is not None and rank != have[0]) or (size is not None and size != have[1]):
+        raise ConfigError(
+            f"rank {rank} of {size} was asked for, and the exchange is rank {have[0]} of {have[1]}: "
+            "pass an exchange of that rank and size"
+        )
+    return Communicator.create(exchange, key, timeout, job)
+
+
+class _Planner:
+    """Plans a call for the engine, which caches what it returns."""
+
+    def __init__(self, rank: int, size: int, shape: Shape) -> None:
+        self._rank, self._size, self._shape = rank, size, shape
+
+    def __call__(
+        self,
+        collective: int,
+        dtype: int,
+        redop: int,
+        root: int,
+        count: int,
+        send: tuple[int, ...] | None,
+        recv: tuple[int, ...] | None,
+        algorithm: int,
+    ) -> tuple[plan.ir.EncodedPlan, list[int], list[int]]:
+        """The plan, and by peer the descriptors of what is sealed for it and opened from it."""
+        kind = Collective(collective)
+        itemsize = DType(dtype).itemsize or 1
+        pairwise = kind is Collective.ALL_TO_ALL
+        sizes = None if send is None else tuple(c * itemsize for c in send)
+        nbytes = 0 if sizes else count * itemsize
+        given = None if recv is None else tuple(c * itemsize for c in recv)
+        name, chunk, wave = tuner.choose(
+            kind,
+            self._size,
+            nbytes,
+            counts=None if pairwise else sizes,
+            max_chunk=self._shape.slot_bytes,
+            wave=self._shape.wave,
+            algorithm=_ALGORITHMS[algorithm] or None,
+        )
+        made = plan.plan(
+            kind,
+            self._rank,
+            self._size,
+            nbytes=nbytes,
+            itemsize=itemsize,
+            root=root,
+            counts=None if pairwise else sizes,
+            send=sizes if pairwise else None,
+            recv=given if pairwise else None,
+            chunk=chunk,
+            wave=wave,
+            algorithm=name,
+        )
+
+        def descriptor(elements: int) -> int:
+            """TH("op", ...) of docs/protocol.md, its first 8 bytes as a number."""
+            fields = pack(">BBBIQI", collective, dtype, redop, root, elements, self._size)
+            fields += made.identity + pack(">I", chunk)
+            return int.from_bytes(
+                hashlib.sha256(b"SCOLL/1 op\0" + pack(">I", len(fields)) + fields).digest()[:8], "big"
+            )
+
+        if pairwise and send is not None and recv is not None:
+            return plan.encode(made), [descriptor(c) for c in send], [descriptor(c) for c in recv]
+        one = descriptor(count if send is None else sum(send))
+        return plan.encode(made), [one] * self._size, [one] * self._size
+
+
+class _Alone:
+    """The exchange of a group of one."""
+
+    rank = 0
+    size = 1
+
+    def exchange(self, round: int, blob: bytes, max_len: int, deadline: float) -> list[bytes]:
+        """Nobody else is there."""
+        return [blob]
+
+
+def _is_path(key: object) -> bool:
+    return isinstance(key, (str, os.PathLike))

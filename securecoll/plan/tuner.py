@@ -1,0 +1,125 @@
+"""The tuner: which algorithm, chunk and wave serve a call.
+
+All ranks must choose alike, so a choice is a pure function of what the handshake's transcript or the call's
+descriptor binds: the collective, the sizes, the largest chunk that a slot holds, and the table of rates below, which
+is part of the package and not measured. The estimates use additions, multiplications, divisions and comparisons of
+IEEE 754 doubles only, in one order, so they are the same on every machine.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+from securecoll.codes import Collective
+from securecoll.plan import ALGORITHMS
+from securecoll.plan.call import ALIGNMENT
+from securecoll.plan.cost import Rates, estimate
+
+HOST = Rates(
+    seal=9.1e9,
+    open=11.0e9,
+    reduce=40.0e9,
+    copy=10.0e9,
+    record_seconds=0.25e-6,
+    hop_seconds=1.0e-6,
+    cores=1 << 20,
+)
+"""Ranks of one host over shared memory, a core each. Rates of a VAES core through a small ring; ``reduce`` is what
+adding to a buffer in cache takes beside opening."""
+
+DEPTH = 16
+"""Slots of a lane."""
+
+WAVE = 8
+"""Chunks in a wave: half a lane's slots, so that a wave is read while the next one is written."""
+
+_LARGEST_CHUNK = 64 << 10
+_SMALLEST_CHUNK = 4 << 10
+_CHUNKS_OF_ALL = 512 << 10
+_SHARED_MEMORY = ("one_shot", "direct")
+"""Every rank reaches every other one at the same cost here: a ring only adds hops."""
+
+
+class Choice(NamedTuple):
+    """What :func:`securecoll.plan.plan` is to use."""
+
+    algorithm: str
+    chunk: int
+    """Bytes."""
+    wave: int
+    """Chunks."""
+
+
+def default_chunk(size: int) -> int:
+    """Bytes of payload in a slot, for lanes between ``size`` ranks.
+
+    64 KiB, until the chunks of one rank for all its peers would pass 512 KiB; never under 4 KiB. So what a rank's
+    lanes take of the caches stays bounded as groups grow.
+    """
+    share = max(1, _CHUNKS_OF_ALL // size)
+    return max(_SMALLEST_CHUNK, min(_LARGEST_CHUNK, 1 << (share.bit_length() - 1)))
+
+
+@lru_cache(maxsize=4096)
+def choose(
+    collective: Collective,
+    size: int,
+    nbytes: int,
+    *,
+    counts: tuple[int, ...] | None = None,
+    max_chunk: int | None = None,
+    algorithm: str | None = None,
+    wave: int = WAVE,
+    rates: Rates = HOST,
+) -> Choice:
+    """The cheapest way to serve a call among ranks of one host.
+
+    Chunks are powers of two below ``max_chunk`` (or it, where it is none). A call of which no rank knows all sizes
+    (all_to_all) always takes ``max_chunk``.
+
+    Args:
+        collective: What the group does.
+        size: Ranks in the group.
+        nbytes: Bytes, as for :func:`securecoll.plan.plan`.
+        counts: Bytes of each rank's part where they are uneven; the choice is made for their mean.
+        max_chunk: Bytes that a slot holds; ``default_chunk(size)`` where not given.
+        algorithm: Pins the algorithm; all ranks must pin the same one.
+        wave: Chunks in a wave.
+        rates: For other machines than ``HOST`` describes; the same on all ranks.
+
+    Raises:
+        ValueError: when ``algorithm`` is none of the collective's, or ``max_chunk`` no multiple of 64.
+    """
+    largest = default_chunk(size) if max_chunk is None else max_chunk
+    if largest < ALIGNMENT or largest % ALIGNMENT:
+        raise ValueError(f"max_chunk must be a positive multiple of {ALIGNMENT} bytes, not {largest}")
+    offered = ALGORITHMS[collective]
+    if algorithm is not None and algorithm not in offered:
+        raise ValueError(f"{collective.name.lower()} has the algorithms {', '.join(offered)}, not {algorithm!r}")
+    names = [name for name in offered if name in _SHARED_MEMORY] if algorithm is None else [algorithm]
+    if collective is Collective.ALL_TO_ALL or collective is Collective.BARRIER:
+        return Choice(names[0], largest, wave)
+    if counts is not None:
+        nbytes = -(-sum(counts) // size)
+    best, least = Choice(names[0], largest, wave), float("inf")
+    for name in names:
+        chunk = largest
+        while True:
+            price = _price(collective, name, size, nbytes, chunk, wave, rates)
+            if price < least:
+                best, least = Choice(name, chunk, wave), price
+            smaller = 1 << ((chunk - 1).bit_length() - 1)
+            if smaller < _SMALLEST_CHUNK or chunk >= 4 * max(nbytes, _SMALLEST_CHUNK) * size:
+                break
+            chunk = smaller
+    return best
+
+
+def _price(
+    collective: Collective, algorithm: str, size: int, nbytes: int, chunk: int, wave: int, rates: Rates
+) -> float:
+    """The estimate, and a wait for one chunk: ranks are never quite in step, so a rank that needs a record often comes
+    upon its peer in the middle of it. This is what makes medium messages take several records where one would do."""
+    in_hand = min(chunk, nbytes)
+    return estimate(collective, algorithm, size, nbytes, chunk, wave, rates) + in_hand / rates.seal

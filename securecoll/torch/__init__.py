@@ -1,0 +1,138 @@
+"""The ``torch.distributed`` backend ``securecoll``.
+
+::
+
+    import torch
+    torch.distributed.init_process_group("securecoll")
+
+torch finds this package through the ``torch.backends`` entry point; with ``TORCH_DEVICE_BACKEND_AUTOLOAD=0``, import it
+by hand. Importing it is cheap: the binding is loaded when the first group is made, and if it does not fit the torch
+that is installed, that is where it says so. This is the only package that imports torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import os
+    from datetime import timedelta
+    from types import ModuleType
+
+    from securecoll.identity import KeySource
+
+__all__ = ["SecureCollOptions"]
+
+_NAME = "securecoll"
+_REBUILD = (
+    "with this torch installed, run `pip install --no-build-isolation --force-reinstall --no-deps --no-cache-dir "
+    "securecoll`"
+)
+
+
+@dataclass(frozen=True)
+class SecureCollOptions:
+    """``pg_options`` of ``init_process_group`` and ``new_group``.
+
+    A group made without options takes those of the default group, so the groups that FSDP or a DeviceMesh make need
+    none.
+    """
+
+    key: KeySource | str | os.PathLike[str] | None = None
+    """Where the pre-shared key comes from: a source, or the path of a key file. None: from the configuration."""
+    job: str = ""
+    """Part of what all members must agree on. Empty: from the configuration."""
+
+
+_default_options = SecureCollOptions()
+
+
+def _autoload() -> None:
+    """Registers the backend. torch calls this at the end of its own import, which it must not break."""
+    try:
+        import torch.distributed as dist
+
+        if dist.is_available() and _NAME not in dist.Backend.backend_list:
+            dist.Backend.register_backend(_NAME, _create, extended_api=True, devices=["cpu", "cuda"])
+    except Exception as e:
+        warnings.warn(f"the torch.distributed backend securecoll cannot be registered: {e}", stacklevel=2)
+
+
+def _binding() -> ModuleType:
+    """``securecoll._torch``, if it was built for this torch. Raises :class:`ImportError` saying what to run."""
+    import torch
+
+    installed = torch.__version__.split("+")[0]
+    try:
+        from securecoll.torch._built_for import TORCH_VERSION
+    except ImportError:
+        raise ImportError(
+            f"securecoll was installed without its binding for torch, since torch was not there; {_REBUILD}"
+        ) from None
+    # Before loading: a c10d::Backend of another release has another layout, and would crash rather than complain.
+    if installed != TORCH_VERSION:
+        raise ImportError(
+            f"securecoll's binding was built for torch {TORCH_VERSION}, but torch {installed} is installed; {_REBUILD}"
+        )
+    try:
+        from securecoll import _torch
+    except ImportError as e:
+        raise ImportError(f"securecoll's binding for torch {TORCH_VERSION} does not load ({e}); {_REBUILD}") from e
+    return _torch
+
+
+def _create(group: Any, pg_options: object) -> Any:
+    """Makes the backend of one group: all its members call this at once.
+
+    ``group`` is torch's ``_DistributedBackendOptions``, whose store is already prefixed with the group's name.
+    """
+    global _default_options
+    binding = _binding()
+    import torch.distributed as dist
+
+    from securecoll.communicator import Communicator
+    from securecoll.errors import ConfigError
+    from securecoll.rendezvous import StoreExchange
+
+    is_default = not group.global_ranks_in_group
+    options = pg_options if pg_options is not None else SecureCollOptions() if is_default else _default_options
+    if not isinstance(options, SecureCollOptions):
+        raise ConfigError(f"pg_options must be a securecoll.torch.SecureCollOptions, not {type(options).__name__}")
+    if dist.get_debug_level() == dist.DebugLevel.DETAIL:
+        warnings.warn(
+            "TORCH_DISTRIBUTED_DEBUG=DETAIL makes torch compare calls over a gloo group of its own, in the clear: "
+            "names, shapes and dtypes, though no data, leave unsealed",
+            stacklevel=2,
+        )
+    timeout: timedelta = group.timeout
+    members = list(group.global_ranks_in_group) or list(range(group.group_size))
+    communicator = Communicator.create(
+        StoreExchange(group.store, group.group_rank, group.group_size, _prefix(group.store, group.group_rank, members)),
+        key=options.key,
+        timeout=timeout.total_seconds(),
+        job=options.job,
+        members=members,
+    )
+    try:
+        backend = binding.create(
+            communicator.capsule, group.group_rank, group.group_size, timeout=timeout, owner=communicator
+        )
+    except BaseException:
+        communicator.close()
+        raise
+    if is_default:
+        _default_options = options
+    return backend
+
+
+def _prefix(store: Any, rank: int, members: list[int]) -> str:
+    """A place in the store that this group has not used before: a program may destroy its groups and make them again
+    over the same store, where the old messages still lie. Each rank counts for itself how often these members met."""
+    group = hashlib.sha256(repr(members).encode()).hexdigest()[:16]
+    return f"{_NAME}.{group}.{store.add(f'{_NAME}/{group}/{rank}', 1)}"
+
+
+_autoload()

@@ -1,0 +1,206 @@
+"""``securecoll doctor`` finds what is there, and says what to do about what is not."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import resource
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from securecoll import _engine
+from securecoll.cli import checks, doctor, main
+from securecoll.cli.findings import Finding, State
+
+
+def test_the_report_names_the_chosen_kernels_and_measures_them() -> None:
+    result = CliRunner().invoke(main, ["doctor", "--json"])
+    findings = {finding["subject"]: finding for finding in json.loads(result.stdout)}
+    assert findings["aead"]["values"]["set"] == _engine.aead_name()
+    assert findings["reductions"]["values"]["isa"] == _engine.reduce_isa()
+    for name in ("seal", "open", "cryptography_seal", "cryptography_open"):
+        rate = findings["aead"]["values"][f"{name}_gigabytes_per_second"]
+        assert 0.01 < rate < 200, name
+    needed = findings["shared memory"]["values"]
+    assert needed["needed_bytes"] == 2 * needed["segment_bytes"] > 0
+    assert {"cpu", "torch", "mpi", "gpu", "locked memory", "cpu protection"} <= findings.keys()
+    failed = [finding for finding in findings.values() if finding["state"] == "fail"]
+    assert result.exit_code == (1 if failed else 0), failed
+
+
+def test_whatever_needs_attention_says_what_to_do() -> None:
+    for finding in doctor.examine(ranks=2):
+        assert finding.advice or finding.state is State.OK, finding
+
+
+def test_a_failed_finding_is_exit_status_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    for state, code in ((State.OK, 0), (State.WARN, 0), (State.FAIL, 1)):
+        monkeypatch.setattr(doctor, "examine", lambda ranks, state=state: [Finding("x", state, "[found]", "do this")])
+        result = CliRunner().invoke(main, ["doctor"])
+        assert result.exit_code == code
+        assert "[found]" in result.output and "do this" in result.output and state.value in result.output
+
+
+def test_an_engine_that_does_not_load_is_a_failure_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "securecoll._engine", None)
+    found = {finding.subject: finding for finding in doctor.examine(ranks=2)}
+    assert found["engine"].state is State.FAIL
+    assert "pip install" in found["engine"].advice
+    assert "aead" not in found
+
+
+def statvfs(free: int) -> Any:
+    return lambda path: types.SimpleNamespace(f_frsize=4096, f_blocks=free // 4096, f_bavail=free // 4096)
+
+
+def test_shared_memory_that_is_one_byte_short_fails_with_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "statvfs", statvfs(free=8 * 4096))
+    assert checks.shared_memory(ranks=4, segment_bytes=2 * 4096).state is State.OK
+    short = checks.shared_memory(ranks=4, segment_bytes=2 * 4096 + 1)
+    assert short.state is State.FAIL
+    assert short.values["needed_bytes"] == 8 * 4096 + 4
+    assert short.values["free_bytes"] == 8 * 4096
+    assert "--shm-size" in short.advice
+
+
+def test_missing_shared_memory_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(checks, "SHARED_MEMORY", tmp_path / "missing")
+    assert checks.shared_memory(ranks=2, segment_bytes=1).state is State.FAIL
+
+
+def test_memory_that_cannot_be_locked_fails_and_tells_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(size: int) -> None:
+        raise RuntimeError("cannot lock 64 bytes")
+
+    engine: Any = types.SimpleNamespace(Secret=types.SimpleNamespace(random=refuse))
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (8 * 1024, 8 * 1024))
+    found = checks.locked_memory(engine)
+    assert found.state is State.FAIL
+    assert "8 KiB" in found.found and "cannot lock" in found.found
+    assert "ulimit -l" in found.advice
+
+
+@pytest.mark.parametrize("flags", ["aes avx2", "aes avx2 vaes vpclmulqdq hypervisor", "hypervisor"])
+def test_a_cpu_without_vector_aes_is_a_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: str) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: fpu {flags}\n\nprocessor\t: 1\n")
+    monkeypatch.setattr(checks, "CPUINFO", tmp_path / "cpuinfo")
+    found = checks.cpu()
+    assert found.values["flags"] == [flag for flag in checks.KERNEL_FLAGS if flag in flags.split()]
+    assert found.state is (State.OK if "vaes" in flags.split() else State.WARN)
+    assert ("-cpu host" in found.advice) is (flags == "hypervisor")
+
+
+def test_a_confidential_vm_is_recognised_by_its_flag(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(checks, "GUEST_DEVICES", {"Intel TDX": (str(tmp_path / "none"), "tdx_guest")})
+    for flags, state in (("fpu tdx_guest", State.OK), ("fpu", State.WARN)):
+        (tmp_path / "cpuinfo").write_text(f"flags\t\t: {flags}\n")
+        monkeypatch.setattr(checks, "CPUINFO", tmp_path / "cpuinfo")
+        assert checks.guest().state is state
+
+
+def test_a_binding_that_does_not_load_fails_and_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setattr(checks, "_built_for", lambda: "1.0.0")
+    monkeypatch.setitem(sys.modules, "securecoll._torch", None)
+    found = checks.torch()
+    assert found.state is State.FAIL
+    assert "built for 1.0.0" in found.found
+    assert "--no-build-isolation" in found.advice
+
+
+def test_no_binding_beside_a_torch_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    monkeypatch.setattr(checks, "_built_for", lambda: None)
+    found = checks.torch()
+    assert found.state is State.WARN
+    assert "--no-build-isolation" in found.advice
+
+
+def test_a_debug_level_that_opens_a_plaintext_group_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("securecoll._torch")
+    assert checks.torch().state is State.OK
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "detail")
+    found = checks.torch()
+    assert found.state is State.WARN
+    assert "plaintext" in found.advice
+
+
+class FakeGpus(types.ModuleType):
+    """What of pynvml the doctor calls, for GPUs that are not there."""
+
+    class NVMLError(Exception):
+        pass
+
+    def __init__(self, names: list[str], feature: int = 0, tools: int = 0, fails: bool = False) -> None:
+        super().__init__("pynvml")
+        self.names, self.feature, self.tools, self.fails, self.closed = names, feature, tools, fails, False
+
+    def nvmlInit(self) -> None:
+        if self.fails:
+            raise self.NVMLError("Driver Not Loaded")
+
+    def nvmlShutdown(self) -> None:
+        self.closed = True
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.names)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetName(self, handle: int) -> str:
+        return self.names[handle]
+
+    def nvmlSystemGetDriverVersion(self) -> bytes:
+        return b"580.1"
+
+    def nvmlSystemGetConfComputeState(self) -> Any:
+        if self.feature < 0:
+            raise self.NVMLError("Not Supported")
+        return types.SimpleNamespace(ccFeature=self.feature, devToolsMode=self.tools)
+
+
+@pytest.mark.parametrize(
+    ("feature", "tools", "state", "mode"),
+    [(1, 0, State.OK, "on"), (1, 1, State.WARN, "devtools"), (0, 0, State.WARN, "off"), (-1, 0, State.WARN, None)],
+)
+def test_gpus_are_listed_with_their_protection(
+    monkeypatch: pytest.MonkeyPatch, feature: int, tools: int, state: State, mode: str | None
+) -> None:
+    gpus = FakeGpus(["NVIDIA H200", "NVIDIA H200"], feature, tools)
+    monkeypatch.setitem(sys.modules, "pynvml", gpus)
+    listed, protection = checks.gpu()
+    assert "2x NVIDIA H200" in listed.found and "580.1" in listed.found
+    assert protection.state is state
+    assert protection.values["mode"] == mode
+    assert gpus.closed
+
+
+def test_no_gpu_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", FakeGpus([], fails=True))
+    (found,) = checks.gpu()
+    assert found.state is State.OK and "Driver Not Loaded" in found.found
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    (found,) = checks.gpu()
+    assert found.state is State.OK and "not installed" in found.found
+
+
+def test_mpi4py_without_a_library_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mpi4py")
+    real = builtins.__import__
+
+    def without_library(name: str, *args: Any, **kwargs: Any) -> Any:
+        if name == "mpi4py" and "MPI" in (args[2] or ()):
+            raise RuntimeError("cannot load MPI library")
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_library)
+    found = checks.mpi()
+    assert found.state is State.WARN
+    assert "cannot load MPI library" in found.found and found.advice
