@@ -1,4 +1,4 @@
-"""Checks the docs: links lead somewhere, commands exist, and the table of variables is the code's (`make docs`)."""
+"""Checks the docs: links lead somewhere, commands exist, and tables say what the code says (`make docs`)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ from pathlib import Path
 
 import click
 
+from securecoll._engine import segment_bytes
 from securecoll.cli import main
+from securecoll.cli.units import sized
 from securecoll.config import knobs
+from securecoll.shape import Shape
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")])
@@ -71,6 +74,18 @@ def variables() -> str:
     return "\n".join(["| variable | takes | without it | meaning |", "|---|---|---|---|", *rows]) + "\n"
 
 
+def segments() -> str:
+    """The table of what shared memory takes, from the engine."""
+    rows = []
+    for ranks in (2, 4, 8, 16, 32, 64):
+        shape = Shape.of(ranks)
+        one = segment_bytes(ranks, shape.slot_bytes, shape.depth)
+        rows.append(
+            f"  | {ranks} | {sized(shape.slot_bytes)} | {one / 2**20:.1f} MiB | {ranks * one / 2**20:.1f} MiB |\n"
+        )
+    return "".join(rows)
+
+
 def problems() -> Iterator[str]:
     """Everything that is wrong."""
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -80,6 +95,8 @@ def problems() -> Iterator[str]:
         for words in commands(page):
             if problem := wrong_command(words, targets):
                 yield f"{name}: `{shlex.join(words)}`: {problem}"
+    if segments() not in (ROOT / "docs/architecture.md").read_text():
+        yield f"docs/architecture.md: the table of segments should be\n{segments()}"
     if variables() not in (ROOT / "docs/configuration.md").read_text():
         yield f"docs/configuration.md: the table of variables should be\n{variables()}"
 

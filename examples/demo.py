@@ -13,6 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from securecoll.cli import main as securecoll
+
 HERE = Path(__file__).resolve().parent
 RANKS = 2
 
@@ -22,9 +24,8 @@ def main() -> int:
     # A folder of our own (0700), on no path that anybody else could have prepared; the key is gone with it.
     with tempfile.TemporaryDirectory(prefix="securecoll-demo-") as folder:
         key = Path(folder) / "demo.key"
-        made = subprocess.run([Path(sys.executable).with_name("securecoll"), "keygen", key])
-        if made.returncode != 0:
-            return made.returncode
+        print(f"$ securecoll keygen {key}", flush=True)
+        securecoll(["keygen", str(key)], standalone_mode=False)
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
         command += [str(HERE / "digits_ddp.py"), *sys.argv[1:]]
         environment = {

@@ -8,8 +8,6 @@ DistributedDataParallel looks, and then three looks behind the curtain: whether 
 finds in shared memory, and what it costs beside gloo, which sends plaintext.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import sys
@@ -140,12 +138,10 @@ def scan(sent: bytes, regions: list[Region], console: Console) -> bool:
         control = total(find_all(secrets, snapshot()))
     nbytes, written = sum(len(region.content) for region in regions), sum(region.written for region in regions)
     console.print(
-        f"{mark(found == 0)} {found} matches for {sum(map(len, secrets)):,} bytes of gradients just sent, in shared "
-        f"memory: {len(regions)} segments, {nbytes / 2**20:.1f} MiB, of which {written:,} bytes are not zero"
+        f"{mark(found == 0 and written > 0)} shared memory ({len(regions)} segments, {nbytes >> 20} MiB, of which "
+        f"{written:,} bytes are not zero): {found} matches for {sum(map(len, secrets)):,} bytes of gradients just sent"
     )
-    console.print(
-        f"the same search with 4096 bytes of them planted on each rank: {mark(control > 0)} {control} matches"
-    )
+    console.print(f"{mark(control > 0)} the same search, 4096 bytes of them planted on each rank: {control} matches")
     return written > 0 and found == 0 and control > 0
 
 
@@ -191,7 +187,7 @@ def main() -> int:
     epochs: int = parser.parse_args().epochs
     dist.init_process_group("securecoll")
     # Only rank 0 speaks.
-    console = Console(quiet=dist.get_rank() != 0, highlight=False)
+    console = Console(quiet=dist.get_rank() != 0, highlight=False, soft_wrap=True)
     torch.manual_seed(0)
     torch.set_num_threads(1)
     images, digits, held_out_images, held_out_digits = load()

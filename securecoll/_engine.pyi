@@ -1,8 +1,12 @@
 """The engine, as Python sees it."""
 
+from collections.abc import Callable, Sequence
 from typing import final
 
 from _typeshed import ReadableBuffer, WriteableBuffer
+
+from securecoll.errors import SecureCollError
+from securecoll.plan.ir import EncodedPlan
 
 # Secrets: bindings/python/secrets.cpp
 
@@ -63,3 +67,79 @@ def reduce(
     world: int = 1,
     flags: int = 0,
 ) -> None: ...
+
+# Segments, communicators, operations: bindings/python/engine.cpp
+
+@final
+class Segment:
+    """This rank's shared memory, and its view of its peers'."""
+
+    def __init__(self, rank: int, size: int, slot_bytes: int, depth: int) -> None: ...
+    def endpoint(self) -> bytes: ...
+    def connect(self, endpoints: list[bytes]) -> None: ...
+    def close(self) -> None: ...
+
+def segment_bytes(size: int, slot_bytes: int, depth: int) -> int: ...
+
+@final
+class Operation:
+    """One collective in flight."""
+
+    def wait(self, timeout: float | None = None) -> None: ...
+    def done(self) -> bool: ...
+    @property
+    def sequence(self) -> int: ...
+
+@final
+class Communicator:
+    """One rank's end of a group; use securecoll.Communicator."""
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        slot_bytes: int,
+        timeout: float,
+        budget_blocks: int,
+        crowded: bool,
+        segment: Segment | None,
+        link_tx: Sequence[Secret | None],
+        link_rx: Sequence[Secret | None],
+        control_tx: Sequence[Secret | None],
+        control_rx: Sequence[Secret | None],
+        sender: Sequence[Secret | None],
+        planner: Callable[..., tuple[EncodedPlan, list[int], list[int]]],
+        kernels: str | None = None,
+    ) -> None: ...
+    def run(
+        self,
+        collective: int,
+        input: object,
+        output: object,
+        redop: int = 0,
+        root: int = 0,
+        factor: float = 1.0,
+        send_counts: Sequence[int] | None = None,
+        recv_counts: Sequence[int] | None = None,
+        timeout: float = 0.0,
+        algorithm: int = 0,
+        blocking: bool = True,
+    ) -> Operation | None: ...
+    @property
+    def capsule(self) -> object: ...
+    def close(self) -> None: ...
+    def abort(self, reason: str) -> None: ...
+    def error(self) -> SecureCollError | None: ...
+    def set_timeout(self, seconds: float) -> None: ...
+    @property
+    def epoch(self) -> int: ...
+    @property
+    def sequence(self) -> int: ...
+    @property
+    def mapped_bytes(self) -> int: ...
+    def counters(self) -> tuple[int, int, int, int, float, int]: ...
+
+def set_threads(threads: int) -> None: ...
+
+table: object
+"""The engine's function table, in a capsule: kernels/engine/table.h."""

@@ -156,9 +156,8 @@ class Config:
         if self.key is not None:
             return MemoryKey(self.key)
         raise ConfigError(
-            f"there is no key: write one with `securecoll keygen PATH`, give it to every rank, and set "
-            f"{PREFIX}KEY_FILE "
-            "to its path"
+            "there is no key: write one with `securecoll keygen PATH`, give it to every rank, and set "
+            f"{PREFIX}KEY_FILE to its path"
         )
 
     def shorten(self, seconds: float) -> float:

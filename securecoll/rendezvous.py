@@ -20,7 +20,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol
 
-from securecoll.errors import ConfigError, HandshakeError
+from securecoll.errors import ConfigError, HandshakeError, SecureCollError
 
 MAX_RANKS = 1 << 16
 _VERDICT_SECONDS = 1.0
@@ -111,12 +111,16 @@ class StoreExchange:
         key = f"{self._prefix}/{self._attempt}/{round}"
         try:
             if self._rank == 0:
+                if round == 1 and hasattr(self._store, "check") and self._store.check([f"{key}/all"]):
+                    raise ConfigError(
+                        f"a group has met in this store under prefix {self._prefix!r} before: give each its own prefix"
+                    )
                 return self._collect(key, round, blob, max_len, deadline)
             self._store.set(f"{key}/{self._rank}", _framed(blob))
             self._wait([f"{key}/all"], deadline)
             # The store hands over whatever it has; nothing is taken from it before its length is known to fit.
             packed = bytes(self._store.get(f"{key}/all"))
-        except HandshakeError:
+        except SecureCollError:
             raise
         except Exception as e:
             if time.monotonic() >= deadline - _CLOCK_SLACK:
@@ -136,9 +140,9 @@ class StoreExchange:
         except Exception as e:
             if time.monotonic() < deadline - _CLOCK_SLACK:
                 raise HandshakeError(f"the store failed in round {round}: {_brief(e)}") from None
-            missing = self._absent(keys)
-            if not missing:
+            if not hasattr(self._store, "check"):
                 raise _missing(round, []) from None
+            missing = [rank for rank, k in enumerate(keys, 1) if not self._store.check([k])]
         framed = self._get_all([k for rank, k in enumerate(keys, 1) if rank not in missing])
         blobs = [blob]
         for rank in range(1, self._size):
@@ -160,12 +164,6 @@ class StoreExchange:
         if hasattr(self._store, "multi_get"):
             return [bytes(value) for value in self._store.multi_get(keys)]
         return [bytes(self._store.get(key)) for key in keys]
-
-    def _absent(self, keys: list[str]) -> list[int]:
-        try:
-            return [rank for rank, key in enumerate(keys, 1) if not self._store.check([key])]
-        except Exception:  # an older store cannot tell; the deadline passed all the same
-            return []
 
 
 class MPIExchange:
@@ -248,8 +246,7 @@ class DirectoryExchange:
         except OSError as e:
             raise ConfigError(
                 f"{str(self._path)!r} cannot be used to meet ({os.strerror(e.errno or 0)}): give an existing "
-                "directory, not "
-                "a symbolic link"
+                "directory, not a symbolic link"
             ) from None
         mine = re.compile(rf"\.?{re.escape(attempt)}\.\d+\.\d+\.{rank}(\.draft)?")
         with os.scandir(self._directory) as entries:
@@ -258,8 +255,7 @@ class DirectoryExchange:
             os.close(self._directory)
             raise ConfigError(
                 f"{str(self._path)!r} holds messages of an earlier start as rank {rank} in attempt {attempt!r}: give "
-                "each "
-                "start its own directory or attempt"
+                "each start its own directory or attempt"
             )
 
     @property
@@ -333,9 +329,10 @@ class DirectoryExchange:
             if e.errno == errno.ELOOP:
                 raise HandshakeError(f"rank {rank}'s message in round {round} is a symbolic link") from None
             raise
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise HandshakeError(f"rank {rank}'s message in round {round} is not a regular file")
         with os.fdopen(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                raise HandshakeError(f"rank {rank}'s message in round {round} is not a regular file")
             blob = file.read(max_len + 1)
         if len(blob) > max_len:
             raise HandshakeError(f"rank {rank} published more than {max_len} bytes in round {round}")

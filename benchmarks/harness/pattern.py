@@ -204,16 +204,21 @@ class Pattern:
         return np.asarray(1.0 - 2.0 * (self._noise(rank, stream) & np.uint64(1)).astype(np.float64))
 
     def _bits(self, rank: int) -> Words:
-        """Random words; for ``band`` and ``bor`` so few bits cleared or set that many ranks leave some of each."""
-        if self.operation not in ("band", "bor"):
+        """Random words; where zeros or ones absorb all others, so few of them that many ranks leave some of each."""
+        boolean = self.element.kind == "b"
+        ones = self.operation == "bor" or (boolean and self.operation in ("sum", "max"))
+        zeros = self.operation == "band" or (boolean and self.operation in ("prod", "min"))
+        if not ones and not zeros:
             return self._noise(rank, 0)
-        width = 1 if self.element.kind == "b" else 8 * self.element.itemsize
+        width = 1 if boolean else 8 * self.element.itemsize
         chosen = np.uint64(1) << self._noise(rank, 1) % np.uint64(width)
-        # One rank in `ranks` acts on an element, on average, and rarely none.
+        # One rank in `ranks` acts on an element, on average, and often none.
         chosen *= (self._noise(rank, 2) % np.uint64(self.ranks) == 0).astype(np.uint64)
-        return np.asarray(chosen if self.operation == "bor" else ~chosen)
+        return np.asarray(chosen if ones else ~chosen)
 
     def _integers(self, rank: int) -> Array:
+        if self.operation == "prod":
+            return self._noise(rank, 0) | np.uint64(1)  # even factors would end in zero
         if self.operation != "premulsum":
             return self._bits(rank)
         # The engine scales integers in double: stay where that is exact and in range.

@@ -232,7 +232,10 @@ void Call::check_overlap(std::optional<int64_t> input_shift) {
   };
   add(operands_.input, false, input_shift.value_or(0));
   add(operands_.output, true, 0);
-  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  // Outputs first where both begin: two outputs in one place are named as such, not as an input and an output.
+  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) {
+    return a.begin != b.begin ? a.begin < b.begin : a.written > b.written;
+  });
   for (size_t i = 0; i < ranges.size(); ++i) {
     const Range& a = ranges[i];
     for (size_t j = i + 1; j < ranges.size() && ranges[j].begin < a.end; ++j) {

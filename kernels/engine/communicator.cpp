@@ -478,7 +478,7 @@ void Communicator::look_around() {
     if (late != current_) text += ", behind " + current_->call.text() + ", collective number " + std::to_string(current_->sequence);
     if (!ranks.empty()) text += "; still waiting for " + ranks_text(ranks);
     text += "; see that every rank runs and issues the same calls, or raise the timeout";
-    fail({ErrorKind::timeout, text}, kListenShort);
+    fail({ErrorKind::timeout, text}, kListenShort, ranks.empty() ? UINT32_MAX : ranks[0]);
     return;
   }
   if (options_.size == 1) return;
@@ -507,14 +507,14 @@ void Communicator::look_around() {
         fail({ErrorKind::peer_lost, where(*current_) + ranks_text(died ? gone : left) +
                                         (died ? " is gone: its process ended" : " closed its communicator") +
                                         "; restart the job, or the group, without it"},
-             kListenShort);
+             kListenShort, (died ? gone : left)[0]);
         return;
       }
     }
   }
   if (!asked_ && now - blocked_since_ > kAskAfter) {
     asked_ = true;
-    for (uint32_t p : executor_.awaited(*current_)) control_[p]->send(about(ControlKind::query, ErrorKind::none, p));
+    for (uint32_t p : executor_.awaited(*current_)) control_[p]->send(about(ControlKind::query, ErrorKind::none, p, current_->sequence));
   }
 }
 
@@ -576,7 +576,7 @@ std::string Communicator::mismatch(uint32_t peer, const ControlMessage& theirs, 
 void Communicator::compare(uint32_t peer, const ControlMessage& theirs) {
   Past ours;
   if (mine(theirs.sequence, ours) && differs(peer, theirs, ours))
-    fail({ErrorKind::mismatch, mismatch(peer, theirs, ours)}, kListenShort);
+    fail({ErrorKind::mismatch, mismatch(peer, theirs, ours)}, kListenShort, UINT32_MAX, theirs.sequence);
 }
 
 void Communicator::receive(uint32_t peer, const ControlMessage& message) {
@@ -600,40 +600,47 @@ void Communicator::receive(uint32_t peer, const ControlMessage& message) {
       compare(peer, message);
       return;
     case ControlKind::notice: {
-      heard_[peer] = 1;
       Past ours;
       const bool both = mine(message.sequence, ours);
-      const bool differ = both && message.sequence != UINT64_MAX && differs(peer, message, ours);
+      const bool differ = both && differs(peer, message, ours);
       if (state_ == State::failing) {
+        // Calls can only be compared at one sequence number: a peer that failed at another is told of this rank's call
+        // there, and one that failed ahead of this rank will do the same.
+        if (both && message.sequence != failed_sequence_)
+          control_[peer]->send(about(ControlKind::notice, error_.kind, peer, message.sequence));
+        if (both || message.sequence == UINT64_MAX) heard_[peer] = 1;
         std::lock_guard lock(mutex_);
         if (differ && (error_.kind == ErrorKind::authentication || error_.kind == ErrorKind::timeout))
           error_ = {ErrorKind::mismatch, mismatch(peer, message, ours)};
         return;
       }
       if (state_ != State::active) return;
+      heard_[peer] = 1;
+      const uint64_t sequence = both ? message.sequence : UINT64_MAX;
       if (differ && message.error != ErrorKind::closed && message.error != ErrorKind::peer_lost) {
-        fail({ErrorKind::mismatch, mismatch(peer, message, ours)}, kListenShort);
+        fail({ErrorKind::mismatch, mismatch(peer, message, ours)}, kListenShort, UINT32_MAX, sequence);
         return;
       }
       static constexpr const char* why[] = {"an error",       "a wrong call",  "a failed handshake", "a record that failed authentication",
                                             "calls that differ", "a lost peer", "a timeout",          "an abort"};
       const ErrorKind kind = message.error == ErrorKind::closed ? ErrorKind::peer_lost : message.error;
       std::string text = here() + "rank " + std::to_string(peer) + " reports " + why[static_cast<unsigned>(message.error)];
+      if (message.subject < options_.size) text += " (rank " + std::to_string(message.subject) + ")";
       if (message.sequence != UINT64_MAX)
         text += " in " + message.call.text() + ", collective number " + std::to_string(message.sequence);
-      fail({kind, text + "; its own error says more; make a new communicator to go on"}, 0);
+      fail({kind, text + "; its own error says more; make a new communicator to go on"}, 0, message.subject, sequence);
       return;
     }
   }
 }
 
-ControlMessage Communicator::about(ControlKind kind, ErrorKind error, uint32_t peer) {
+ControlMessage Communicator::about(ControlKind kind, ErrorKind error, uint32_t peer, uint64_t sequence) {
   ControlMessage m;
   m.kind = kind;
   m.error = error;
   m.rank = options_.rank;
   m.sequence = UINT64_MAX;
-  const uint64_t sequence = kind == ControlKind::notice ? failed_sequence_ : current_ ? current_->sequence : UINT64_MAX;
+  m.subject = failed_subject_;
   Past past;
   if (mine(sequence, past)) {
     m.sequence = sequence;
@@ -646,13 +653,14 @@ ControlMessage Communicator::about(ControlKind kind, ErrorKind error, uint32_t p
 
 // The first failure: stop, erase the data keys, zero what is unfinished, tell the peers. What remains is to listen for
 // their view of it, so that the error can name the cause.
-void Communicator::fail(Error error, int64_t listen_ns) {
+void Communicator::fail(Error error, int64_t listen_ns, uint32_t subject, uint64_t sequence) {
   if (state_ != State::active) return;
   {
     std::lock_guard lock(mutex_);
     state_ = State::failing;
     error_ = std::move(error);
-    failed_sequence_ = current_ ? current_->sequence : sequence_ ? sequence_ - 1 : UINT64_MAX;
+    failed_subject_ = subject;
+    failed_sequence_ = sequence != UINT64_MAX ? sequence : current_ ? current_->sequence : sequence_ ? sequence_ - 1 : UINT64_MAX;
   }
   for (Stream& s : transport_.sender) s.erase();
   for (Stream& s : transport_.link_tx) s.erase();
@@ -662,7 +670,7 @@ void Communicator::fail(Error error, int64_t listen_ns) {
     for (Operation* op : queue_) op->buffers[1].zero(*memory_);
   }
   for (uint32_t p = 0; p < options_.size; p++)
-    if (control_[p]) control_[p]->send(about(ControlKind::notice, error_.kind, p));
+    if (control_[p]) control_[p]->send(about(ControlKind::notice, error_.kind, p, failed_sequence_));
   failing_until_ = now_ns() + listen_ns;
   next_liveness_ = 0;
   step_failing();

@@ -99,8 +99,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   bool mine(uint64_t sequence, Past& past);
   std::string mismatch(uint32_t peer, const ControlMessage& theirs, const Past& ours) const;
   bool differs(uint32_t peer, const ControlMessage& theirs, const Past& ours) const;
-  ControlMessage about(ControlKind kind, ErrorKind error, uint32_t peer);
-  void fail(Error error, int64_t listen_ns);  // progress_ held
+  ControlMessage about(ControlKind kind, ErrorKind error, uint32_t peer, uint64_t sequence);
+  // progress_ held. For the peers' messages: `subject` is the rank that the error is about, `sequence` the call (by
+  // default the one in progress, or the last).
+  void fail(Error error, int64_t listen_ns, uint32_t subject = UINT32_MAX, uint64_t sequence = UINT64_MAX);
   void step_failing();                        // progress_ held
   void conclude();                            // progress_ held
   void complete(Operation* op, Error error);
@@ -138,6 +140,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   int64_t blocked_since_ = 0, next_look_ = 0, next_liveness_ = 0, failing_until_ = 0;
   bool asked_ = false;
   uint64_t failed_sequence_ = 0;
+  uint32_t failed_subject_ = UINT32_MAX;
 
   std::atomic<uint32_t> inside_{0};  // threads that may touch the bell
 };

@@ -8,7 +8,7 @@
 namespace securecoll {
 
 // u8 kind | u8 error | u8 collective | u8 dtype | u8 redop | 3 zero | u32 rank | u32 root | u64 sequence | u64 count |
-// u64 sends | u64 expects | zeros
+// u64 sends | u64 expects | u32 subject | zeros
 void ControlMessage::encode(uint8_t out[kControlBytes]) const {
   std::memset(out, 0, kControlBytes);
   out[0] = static_cast<uint8_t>(kind);
@@ -22,6 +22,7 @@ void ControlMessage::encode(uint8_t out[kControlBytes]) const {
   store_be64(out + 24, call.count);
   store_be64(out + 32, sends);
   store_be64(out + 40, expects);
+  store_be32(out + 48, subject);
 }
 
 bool ControlMessage::decode(const uint8_t in[kControlBytes]) {
@@ -38,6 +39,7 @@ bool ControlMessage::decode(const uint8_t in[kControlBytes]) {
   call.count = load_be64(in + 24);
   sends = load_be64(in + 32);
   expects = load_be64(in + 40);
+  subject = load_be32(in + 48);
   return true;
 }
 

@@ -23,6 +23,7 @@ struct ControlMessage {
   // Elements that the sender sends to, and expects from, the receiver of this message. Equal to call.count but in
   // uneven pairwise collectives.
   uint64_t sends = 0, expects = 0;
+  uint32_t subject = UINT32_MAX;  // the rank that a peer_lost or timeout notice is about
 
   void encode(uint8_t out[kControlBytes]) const;
   // False when a field is out of its range.

@@ -78,7 +78,7 @@ void remove_left_overs() {
     timespec now;
     clock_gettime(CLOCK_REALTIME, &now);
     const bool ours = fstat(fd, &s) == 0 && S_ISREG(s.st_mode) && s.st_uid == geteuid();
-    if (ours && now.tv_sec - s.st_ctim.tv_sec > 60 && !locked_by_someone(fd)) ::unlink(path.c_str());
+    if (ours && now.tv_sec - s.st_mtim.tv_sec > 60 && !locked_by_someone(fd)) ::unlink(path.c_str());
     close(fd);
   }
   closedir(d);

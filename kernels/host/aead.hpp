@@ -21,6 +21,8 @@ struct alignas(64) AeadKey {
 
 struct AeadKernels {
   const char* name;  // "vaes512", "vaes256", "libcrypto"
+  // Expanding, sealing and opening do not fail, except that "libcrypto" throws std::runtime_error when libcrypto has
+  // no memory or no AES-256-GCM.
   void (*expand)(AeadKey* key, const uint8_t raw[kKeyBytes]);
   // Seals `bytes` (0 .. 2^36-32) from private `plain` into `sealed`, then the 16-byte tag at `tag`; both may be
   // untrusted memory, each byte written once.

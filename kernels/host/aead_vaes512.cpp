@@ -1,6 +1,5 @@
 // The kernel set "vaes512".
 #if defined(__x86_64__)
-#pragma GCC diagnostic push
 // GCC's own header leaves "don't care" operands uninitialized (GCC bug 105593).
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"

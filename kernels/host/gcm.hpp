@@ -101,12 +101,13 @@ SC_INLINE __m128i multiply(__m128i a, __m128i b) {
 
 constexpr int kRounds = 14;
 constexpr size_t kPowers = 40;
+constexpr size_t kHalves = 32;  // as many as a group may have blocks
 
 // What AeadKey holds.
 struct Schedule {
   __m128i round[kRounds + 1];
   __m128i power[kPowers + 3];  // H^kPowers .. H^1, then zeros: a vector may be loaded from any power
-  __m128i halves[32];          // of the last 32 powers: low half xor high half, in both halves
+  __m128i halves[kHalves];     // of the last powers: low half xor high half, in both halves
 };
 static_assert(sizeof(Schedule) <= sizeof(AeadKey) && alignof(Schedule) <= alignof(AeadKey));
 
@@ -156,14 +157,14 @@ void expand_key(AeadKey* key, const uint8_t raw[kKeyBytes]) {
   __m128i power = h;
   for (size_t i = kPowers; i-- > 0; power = multiply(power, h)) k.power[i] = power;
   for (size_t i = kPowers; i < kPowers + 3; ++i) k.power[i] = _mm_setzero_si128();
-  for (size_t i = 0; i < 32; ++i) {
-    const __m128i p = k.power[kPowers - 32 + i];
+  for (size_t i = 0; i < kHalves; ++i) {
+    const __m128i p = k.power[kPowers - kHalves + i];
     k.halves[i] = _mm_xor_si128(p, _mm_shuffle_epi32(p, 0x4e));
   }
 }
 
 // Vector must give: Reg, kBlocks (blocks in a Reg), kGroup (vectors encrypted side by side), kKaratsuba (three
-// multiplications and two shuffles a vector instead of four multiplications), and one-line functions as used below.
+// multiplications a vector and a shuffle, instead of four multiplications), and the one-line functions used below.
 template <class Vector>
 class Gcm {
  public:
@@ -186,7 +187,7 @@ class Gcm {
   static constexpr size_t kGroupBytes = kVectorBytes * Vector::kGroup;
   static constexpr size_t kGroupBlocks = Vector::kBlocks * Vector::kGroup;
   static_assert(Vector::kGroup < kRounds, "one vector is hashed in each round");
-  static_assert(kGroupBlocks <= 32 && kGroupBlocks <= kPowers, "powers of H for the blocks of a group");
+  static_assert(kGroupBlocks <= kHalves && kHalves <= kPowers, "powers of H for the blocks of a group");
 
   static SC_INLINE size_t blocks_of(size_t bytes) { return (bytes + 15) / 16; }
 
@@ -251,7 +252,7 @@ class Gcm {
   static SC_INLINE void group(const Schedule& k, Reg& counter, __m128i& hash, Reg* held, const uint8_t* in,
                               uint8_t* out) {
     const __m128i* powers = k.power + kPowers - kGroupBlocks;
-    const __m128i* halves = k.halves + 32 - kGroupBlocks;
+    const __m128i* halves = k.halves + kHalves - kGroupBlocks;
     Reg state[Vector::kGroup];
     Sum sum;
     SC_UNROLL for (int i = 0; i < Vector::kGroup; ++i) {
@@ -264,14 +265,15 @@ class Gcm {
       const int i = r - 1;
       if (kHash && i < Vector::kGroup) {
         const Reg blocks = i == 0 ? Vector::bxor(held[0], Vector::from_block(hash)) : held[i];
-        if (Vector::kKaratsuba) {
+        if constexpr (Vector::kKaratsuba) {
           sum.add_karatsuba(blocks, powers + Vector::kBlocks * i, halves + Vector::kBlocks * i);
         } else {
           sum.add(blocks, powers + Vector::kBlocks * i);
         }
       }
     }
-    if (kHash) hash = Vector::kKaratsuba ? sum.reduced_karatsuba() : sum.reduced();
+    if constexpr (kHash && Vector::kKaratsuba) hash = sum.reduced_karatsuba();
+    if constexpr (kHash && !Vector::kKaratsuba) hash = sum.reduced();
     const Reg last = Vector::broadcast(&k.round[kRounds]);
     SC_UNROLL for (int i = 0; i < Vector::kGroup; ++i) {
       const Reg from = Vector::load(in + kVectorBytes * i);
@@ -311,10 +313,12 @@ class Gcm {
     hash = sum.reduced();
   }
 
-  static SC_INLINE Reg keystream(const Schedule& k, Reg counter) {
+  // Turns one vector of text into the other kind.
+  static SC_INLINE Reg crypt_vector(const Schedule& k, Reg& counter, Reg from) {
     Reg state = whiten(k, counter);
+    counter = Vector::add32(counter, Vector::counter_step());
     SC_UNROLL for (int r = 1; r < kRounds; ++r) state = Vector::aes_round(state, Vector::broadcast(&k.round[r]));
-    return state;  // before the last round
+    return Vector::aes_last(state, Vector::bxor(Vector::broadcast(&k.round[kRounds]), from));
   }
 
   // Seals or opens; returns the tag.
@@ -360,14 +364,13 @@ class Gcm {
     }
     for (; left >= kVectorBytes; left -= kVectorBytes, in += kVectorBytes, out += kVectorBytes) {
       const Reg from = Vector::load(in);
-      const Reg to = Vector::aes_last(keystream(k, counter), Vector::bxor(Vector::broadcast(&k.round[kRounds]), from));
-      counter = Vector::add32(counter, Vector::counter_step());
+      const Reg to = crypt_vector(k, counter, from);
       pass.add(kSeal ? to : from, Vector::kBlocks);
       Vector::store(out, to);
     }
     if (left > 0) {
       const Reg from = Vector::load_partial(in, left);
-      const Reg to = Vector::aes_last(keystream(k, counter), Vector::bxor(Vector::broadcast(&k.round[kRounds]), from));
+      const Reg to = crypt_vector(k, counter, from);
       pass.add(kSeal ? Vector::first_bytes(to, left) : from, blocks_of(left));
       Vector::store_partial(out, left, to);
     }

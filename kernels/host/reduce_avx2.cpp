@@ -5,6 +5,7 @@
 #include "host/reduce_sets.hpp"
 
 #pragma GCC target("avx2,f16c")
+#define SC_REDUCE_F16C
 #define SC_REDUCE_ISA avx2
 #include "host/reduce_kernels.inl"
 #endif

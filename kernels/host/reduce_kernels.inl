@@ -1,9 +1,10 @@
 // All reductions, for the instruction set that the including file selected with `#pragma GCC target`, in the
-// namespace it named SC_REDUCE_ISA. Loops are plain enough for the compiler to vectorise; only float16 needs help.
+// namespace it named SC_REDUCE_ISA. Loops are plain enough for the compiler to vectorise; only float16 is better off
+// with instructions of its own, if the file says that it may use those of F16C: SC_REDUCE_F16C.
 //
 // Equal results on every instruction set: no contraction of a*b+c (-ffp-contract=off), no reassociation, and every
-// NaN that arithmetic gives is replaced by the positive quiet one, for which of two NaNs an instruction passes on
-// depends on the order of its operands, which is the compiler's choice.
+// NaN that arithmetic or a conversion gives is replaced by one, positive, quiet and without payload: which of two NaNs
+// an instruction passes on depends on the order of its operands, which is the compiler's choice.
 //
 // Nothing here may be merged with code for another instruction set: no function of the standard library, all in an
 // unnamed namespace.
@@ -26,6 +27,13 @@ inline void store(void* p, size_t i, T value) {
 inline uint32_t bits_of(float x) { return load<uint32_t>(&x, 0); }
 inline float float_of(uint32_t bits) { return load<float>(&bits, 0); }
 
+// condition ? a : b, without a branch: the compiler would move floating-point operations into one, and not vectorise.
+template <class Bits>
+inline Bits select(bool condition, Bits a, Bits b) {
+  const Bits mask = Bits{0} - static_cast<Bits>(condition);
+  return (a & mask) | (b & ~mask);
+}
+
 template <class T>
 constexpr bool kIsFloat = false;
 template <>
@@ -33,12 +41,15 @@ constexpr bool kIsFloat<float> = true;
 template <>
 constexpr bool kIsFloat<double> = true;
 
-inline float quiet_nan(float) { return __builtin_nanf(""); }
-inline double quiet_nan(double) { return __builtin_nan(""); }
-
+// x, or our NaN where `bad`.
+inline float settle(float x, bool bad) { return float_of(select(bad, 0x7fc00000u, bits_of(x))); }
+inline double settle(double x, bool bad) {
+  const uint64_t bits = select(bad, uint64_t{0x7ff8000000000000}, load<uint64_t>(&x, 0));
+  return load<double>(&bits, 0);
+}
 template <class T>
 inline T settle(T x) {
-  return x == x ? x : quiet_nan(x);
+  return settle(x, x != x);
 }
 
 // ---- operations on two accumulator elements ----
@@ -76,7 +87,7 @@ struct Min : Plain {
   static T apply(T a, T b) {
     const T least = a < b ? a : b;
     if constexpr (kIsFloat<T>)
-      return __builtin_isunordered(a, b) ? quiet_nan(a) : least;
+      return settle(least, __builtin_isunordered(a, b));
     else
       return least;
   }
@@ -86,7 +97,7 @@ struct Max : Plain {
   static T apply(T a, T b) {
     const T greatest = a > b ? a : b;
     if constexpr (kIsFloat<T>)
-      return __builtin_isunordered(a, b) ? quiet_nan(a) : greatest;
+      return settle(greatest, __builtin_isunordered(a, b));
     else
       return greatest;
   }
@@ -164,7 +175,7 @@ struct BFloat16 {
   using Element = uint16_t;
   static constexpr bool kDirect = false;
   static constexpr bool kWidens = true;
-  static float widened(uint16_t x) { return float_of(static_cast<uint32_t>(x) << 16); }
+  static float widened(uint16_t x) { return settle(float_of(static_cast<uint32_t>(x) << 16)); }
   static uint16_t narrowed(float x) {
     const uint32_t bits = bits_of(x);
     const uint32_t rounded = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
@@ -172,92 +183,58 @@ struct BFloat16 {
   }
 };
 
-// What the conversion instructions of F16C do, in integers.
-struct Float16 {
+// A float of 16 or 8 bits, converted as torch 2.13 does. kNan is the code of NaN, kOverflow that of what lies above
+// the range: infinity, the greatest number (float8_e4m3fn saturates), or NaN. The fnuz formats have one zero, and in
+// place of the negative one their only NaN.
+template <class Code, int kMantissa, int kBias, uint32_t kNan, uint32_t kOverflow>
+struct SmallFloat {
   using Acc = float;
-  using Element = uint16_t;
+  using Element = Code;
   static constexpr bool kDirect = false;
   static constexpr bool kWidens = true;
-  static float widened(uint16_t x) {
-    const uint32_t sign = static_cast<uint32_t>(x & 0x8000) << 16, magnitude = x & 0x7fff;
-    const uint32_t normal = (magnitude << 13) + (112u << 23);
-    const uint32_t special = (magnitude << 13 | 0x7f800000) | (magnitude > 0x7c00 ? 0x400000 : 0);
-    const uint32_t subnormal = bits_of(static_cast<float>(static_cast<int32_t>(magnitude)) * 0x1p-24f);
-    return float_of(sign | (magnitude >= 0x7c00 ? special : magnitude < 0x400 ? subnormal : normal));
+  static constexpr uint32_t kSign = 1u << (8 * sizeof(Code) - 1);
+  static constexpr bool kFnuz = kNan == kSign;
+  static constexpr bool kInfinite = !kFnuz && kOverflow % (1u << kMantissa) == 0;
+  // To float32: the mantissa moves up, the exponent's bias grows.
+  static constexpr int kShift = 23 - kMantissa;
+  static constexpr uint32_t kRebias = static_cast<uint32_t>(127 - kBias) << 23;
+
+  // 2^(1 - kBias - kMantissa), the least number above zero.
+  static constexpr float least() {
+    float x = 1;
+    for (int i = 1; i < kBias + kMantissa; ++i) x /= 2;
+    return x;
   }
-  static uint16_t narrowed(float x) {
-    const uint32_t bits = bits_of(x), sign = bits >> 16 & 0x8000, magnitude = bits & 0x7fffffff;
-    const uint32_t normal = (magnitude + 0xfff + (magnitude >> 13 & 1) - (112u << 23)) >> 13;
-    // 0.5 has the unit in the last place of a subnormal float16: the addition rounds.
-    const uint32_t subnormal = bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f);
-    const uint32_t special = magnitude > 0x7f800000 ? 0x7e00 | (magnitude >> 13 & 0x3ff) : 0x7c00;
-    return static_cast<uint16_t>(sign | (magnitude >= 0x47800000  ? special
-                                         : magnitude < 0x38800000 ? subnormal
-                                                                  : normal));
+  static constexpr float kLeast = least();
+
+  static float widened(Code code) {
+    const uint32_t sign = (code & kSign) << (32 - 8 * sizeof(Code)), magnitude = code & (kSign - 1);
+    const uint32_t normal = (magnitude << kShift) + kRebias;
+    const uint32_t subnormal = bits_of(static_cast<float>(static_cast<int32_t>(magnitude)) * kLeast);
+    const uint32_t finite = select(magnitude < 1u << kMantissa, subnormal, normal);
+    const uint32_t number = select(kInfinite && magnitude == kOverflow, 0x7f800000u, finite);
+    const bool nan = kFnuz ? code == kNan : kInfinite ? magnitude > kOverflow : magnitude == kNan;
+    return float_of(select(nan, 0x7fc00000u, sign | number));
+  }
+
+  static Code narrowed(float x) {
+    const uint32_t bits = bits_of(x), sign = bits >> (32 - 8 * sizeof(Code)) & kSign, magnitude = bits & 0x7fffffff;
+    // The code to nearest even, were there codes enough.
+    const uint32_t normal = (magnitude + ((1u << (kShift - 1)) - 1) + (magnitude >> kShift & 1) - kRebias) >> kShift;
+    // A number whose unit in the last place is kLeast: the addition rounds.
+    constexpr float magic = kLeast * 0x1p23f;
+    const uint32_t subnormal = bits_of(float_of(magnitude) + magic) - bits_of(magic);
+    const uint32_t rounded = select(float_of(magnitude) < kLeast * (1 << kMantissa), subnormal, normal);
+    const uint32_t number = select(rounded > kOverflow, kOverflow, rounded);
+    const uint32_t code = number | select(kFnuz && number == 0, 0u, sign);
+    return static_cast<Code>(select(magnitude > 0x7f800000, kNan, code));
   }
 };
-
-// Float8 as torch converts it: no saturation. Beyond the range lie infinities where the format has them, else NaN.
-// `kFnuz` formats have one zero and, where the other's negative one would be, one NaN.
-template <int kMantissa, int kBias, bool kInfinite, bool kFnuz>
-struct Float8 {
-  using Acc = float;
-  using Element = uint8_t;
-  static constexpr bool kDirect = false;
-  static constexpr bool kWidens = true;
-  static constexpr uint32_t kNan = kFnuz ? 0x80 : 0x7f;
-  static constexpr uint32_t kInfinity = kInfinite ? 0x1f << kMantissa : kNan;
-  // As bits of a float32: the power of two one above the greatest exponent, the least normal number, and the power
-  // of two whose unit in the last place is that of a subnormal float8.
-  static constexpr uint32_t kBeyond =
-      static_cast<uint32_t>(127 + (kFnuz || kInfinite ? (0x7f >> kMantissa) - kBias + (kInfinite ? 0 : 1)
-                                                      : (0x7f >> kMantissa) - kBias + 1))
-      << 23;
-  static constexpr uint32_t kLeastNormal = static_cast<uint32_t>(128 - kBias) << 23;
-  static constexpr uint32_t kMagic = static_cast<uint32_t>(128 - kBias - kMantissa + 23) << 23;
-
-  struct Table {
-    uint32_t bits[256];
-  };
-  static constexpr Table tabulate() {
-    Table table{};
-    for (uint32_t code = 0; code < 256; ++code) {
-      const uint32_t sign = (code & 0x80) << 24, exponent = (code & 0x7f) >> kMantissa;
-      uint32_t mantissa = code & ((1u << kMantissa) - 1), shift = 0;
-      uint32_t bits = (exponent + 127 - kBias) << 23 | mantissa << (23 - kMantissa);
-      if (exponent == 0 && mantissa != 0) {
-        for (; !(mantissa >> kMantissa); mantissa <<= 1) ++shift;
-        bits = (128 - kBias - shift) << 23 | (mantissa & ((1u << kMantissa) - 1)) << (23 - kMantissa);
-      } else if (exponent == 0) {
-        bits = 0;
-      }
-      if (kFnuz ? code == kNan : kInfinite ? (code & 0x7f) > kInfinity : (code & 0x7f) == kNan)
-        bits = 0x7fc00000;
-      else if (kInfinite && (code & 0x7f) == kInfinity)
-        bits = 0x7f800000;
-      table.bits[code] = kFnuz && code == kNan ? bits : sign | bits;
-    }
-    return table;
-  }
-  static constexpr Table kTable = tabulate();
-
-  static float widened(uint8_t x) { return float_of(kTable.bits[x]); }
-  static uint8_t narrowed(float x) {
-    const uint32_t bits = bits_of(x), sign = bits >> 24 & 0x80, magnitude = bits & 0x7fffffff;
-    constexpr uint32_t half = (1u << (22 - kMantissa)) - 1;
-    const uint32_t normal =
-        (magnitude + half + (magnitude >> (23 - kMantissa) & 1) - (static_cast<uint32_t>(127 - kBias) << 23)) >>
-        (23 - kMantissa);
-    const uint32_t subnormal = bits_of(float_of(magnitude) + float_of(kMagic)) - kMagic;
-    const uint32_t special = magnitude > 0x7f800000 ? kNan : kInfinity;
-    const uint32_t result = magnitude >= kBeyond ? special : magnitude < kLeastNormal ? subnormal : normal;
-    return static_cast<uint8_t>(kFnuz && (result & 0x7f) == 0 ? result : sign | result);
-  }
-};
-using Float8E4M3FN = Float8<3, 7, false, false>;
-using Float8E5M2 = Float8<2, 15, true, false>;
-using Float8E4M3FNUZ = Float8<3, 8, false, true>;
-using Float8E5M2FNUZ = Float8<2, 16, false, true>;
+using Float16 = SmallFloat<uint16_t, 10, 15, 0x7e00, 0x7c00>;
+using Float8E4M3FN = SmallFloat<uint8_t, 3, 7, 0x7f, 0x7e>;
+using Float8E5M2 = SmallFloat<uint8_t, 2, 15, 0x7f, 0x7c>;
+using Float8E4M3FNUZ = SmallFloat<uint8_t, 3, 8, 0x80, 0x80>;
+using Float8E5M2FNUZ = SmallFloat<uint8_t, 2, 16, 0x80, 0x80>;
 
 // Loops over elements stand alone, not inlined: the functions made below share them.
 #define SC_LOOP __attribute__((noinline))
@@ -272,11 +249,15 @@ SC_LOOP void narrow(void* out, const typename Format::Acc* in, size_t n) {
   for (size_t i = 0; i < n; ++i) store(out, i, Format::narrowed(in[i]));
 }
 
-#ifdef __F16C__
+#ifdef SC_REDUCE_F16C
+inline __m256 settle(__m256 x) {
+  return _mm256_blendv_ps(x, _mm256_castsi256_ps(_mm256_set1_epi32(0x7fc00000)), _mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+}
+
 template <>
 SC_LOOP void widen<Float16>(float* out, const void* in, size_t n) {
   size_t i = 0;
-  for (; i + 8 <= n; i += 8) _mm256_storeu_ps(out + i, _mm256_cvtph_ps(load<__m128i_u>(in, i / 8)));
+  for (; i + 8 <= n; i += 8) _mm256_storeu_ps(out + i, settle(_mm256_cvtph_ps(load<__m128i_u>(in, i / 8))));
   for (; i < n; ++i) out[i] = Float16::widened(load<uint16_t>(in, i));
 }
 
@@ -284,7 +265,8 @@ template <>
 SC_LOOP void narrow<Float16>(void* out, const float* in, size_t n) {
   size_t i = 0;
   for (; i + 8 <= n; i += 8) {
-    store<__m128i_u>(out, i / 8, _mm256_cvtps_ph(_mm256_loadu_ps(in + i), _MM_FROUND_TO_NEAREST_INT));
+    const __m256 x = settle(_mm256_loadu_ps(in + i));
+    store<__m128i_u>(out, i / 8, _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
   }
   for (; i < n; ++i) store(out, i, Float16::narrowed(in[i]));
 }

@@ -27,7 +27,6 @@ struct Vector512 {
   static SC_INLINE Reg multiply(Reg a, Reg b) {
     return _mm512_clmulepi64_epi128(a, b, kHalves);
   }
-  static SC_INLINE Reg swap_halves(Reg x) { return _mm512_shuffle_epi32(x, _MM_PERM_BADC); }
   static SC_INLINE Reg reverse_bytes(Reg x) {
     const __m128i order = _mm_set_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     return _mm512_shuffle_epi8(x, _mm512_broadcast_i32x4(order));

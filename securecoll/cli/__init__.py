@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
 import click
 
+from securecoll import __version__
 from securecoll.cli import doctor, keygen, plan
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(version("securecoll"), prog_name="securecoll")
+@click.version_option(__version__, prog_name="securecoll")
 def main() -> None:
     """Collective communication, sealed end to end, for machines and networks you do not trust."""
 

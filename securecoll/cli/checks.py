@@ -7,12 +7,15 @@ import importlib.util
 import os
 import platform
 import resource
+import subprocess
+import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import ModuleType
 
 from securecoll import _engine
 from securecoll.cli.findings import Finding, State
+from securecoll.cli.units import sized
 from securecoll.shape import Shape
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -24,11 +27,6 @@ GUEST_DEVICES = {
     "AMD SEV-SNP": ("/dev/sev-guest", "sev_snp"),
 }
 """Kinds of confidential VM: the guest device, and the flag in /proc/cpuinfo."""
-
-
-def mebibytes(count: int) -> str:
-    """``count`` bytes, readably."""
-    return f"{count / 2**20:.1f} MiB"
 
 
 def cpu_flags() -> frozenset[str]:
@@ -77,7 +75,7 @@ def shared_memory(ranks: int) -> Finding:
         "ranks": ranks,
         "segment_bytes": segment_bytes,
     }
-    found = f"{SHARED_MEMORY}: {mebibytes(free)} free of {mebibytes(size)}; {ranks} ranks need {mebibytes(needed)}"
+    found = f"{SHARED_MEMORY}: {sized(free)} free of {sized(size)}; {ranks} ranks need {sized(needed)}"
     if free >= needed:
         return Finding("shared memory", State.OK, found, values=values)
     wanted = -(-needed // 2**20)
@@ -132,26 +130,16 @@ def mpi() -> Finding:
     try:
         values: dict[str, object] = {"mpi4py": version("mpi4py"), "library": None}
     except PackageNotFoundError:
-        return Finding(
-            "mpi",
-            State.OK,
-            "not installed; only Communicator.from_mpi needs it",
-            values={"mpi4py": None, "library": None},
-        )
-    try:
-        import mpi4py
-
-        mpi4py.rc.initialize = False  # only the library's name is wanted
-        from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:
-        return Finding(
-            "mpi",
-            State.WARN,
-            f"mpi4py {values['mpi4py']} finds no MPI library: {error}",
-            "Install one: `pip install mpich`, or your cluster's.",
-            values,
-        )
-    library = " ".join(MPI.Get_library_version().split("\n")[0].replace("\x00", "").split())
+        found = "not installed; only Communicator.from_mpi needs it"
+        return Finding("mpi", State.OK, found, values={"mpi4py": None, "library": None})
+    # In a process of its own: MPI is initialised, or not, once in a process, and that is not the doctor's to decide.
+    probe = "import mpi4py; mpi4py.rc.initialize = False; from mpi4py import MPI; print(MPI.Get_library_version())"
+    run = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    if run.returncode != 0:
+        error = (run.stderr.strip().splitlines() or [f"exit status {run.returncode}"])[-1]
+        advice = "Install one: `pip install mpich`, or your cluster's."
+        return Finding("mpi", State.WARN, f"mpi4py {values['mpi4py']} finds no MPI library: {error}", advice, values)
+    library = " ".join(run.stdout.replace("\x00", "").split("\n")[0].split())
     return Finding("mpi", State.OK, f"mpi4py {values['mpi4py']}, {library}", values={**values, "library": library})
 
 

@@ -25,7 +25,9 @@ def examine(ranks: int) -> list[Finding]:
 
 
 @click.command()
-@click.option("--ranks", type=click.IntRange(min=1), default=2, show_default=True, help="Ranks to run on this machine.")
+@click.option(
+    "--ranks", type=click.IntRange(min=1), default=2, show_default=True, help="Ranks to run on this machine."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print findings as JSON.")
 def doctor(ranks: int, as_json: bool) -> None:
     """Look at this machine, and say what to do.

@@ -3,97 +3,245 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from securecoll import plan as plans
+from securecoll.cli.units import Size, sized
 from securecoll.codes import Collective
-from securecoll.plan.ir import INPUT, Block, Plan, Record, Step, Stream, records
+from securecoll.plan import picture, tuner
+from securecoll.plan.check import Proof, check
+from securecoll.plan.cost import estimate, simulate
+from securecoll.plan.ir import INPUT, Block, Plan, Record, Step, StepOp, Stream, records
+from securecoll.plan.traffic import traffic
 
+MOST_PROVEN = 20_000
+"""Chunks of the largest call that is proven as it is; about two seconds' work."""
+MOST_SOURCES = 4
+"""Sources of a step that are all listed."""
+MOST_DRAWN = 600
+"""Chunks of the largest call that is drawn as it is: more would be too thin to see."""
 NAMES = {collective.name.lower(): collective for collective in Collective}
-SUFFIXES = {"K": 10, "M": 20, "G": 30}
 
 
-class Size(click.ParamType[int]):
-    """A number of bytes with an optional binary suffix: ``8``, ``64K``, ``64M``, ``1G``."""
+@dataclass(frozen=True)
+class Shown:
+    """What the command shows of a call."""
 
-    name = "bytes"
+    plans: tuple[Plan, ...]
+    """Of all ranks."""
+    proof: Proof
+    proven_bytes: int
+    """Bytes of the call that was proven: those asked for, or fewer where that would take minutes. Larger calls only
+    have more chunks."""
+    sealed: tuple[int, ...]
+    """Bytes that each rank seals in the call asked for: what the proof held the plans to."""
+    opened: tuple[int, ...]
+    predicted_seconds: float
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
-        text = str(value).upper().removesuffix("B").removesuffix("I")
-        shift = SUFFIXES.get(text[-1:], 0)
-        digits = text[:-1] if shift else text
-        if not (digits.isascii() and digits.isdigit()):
-            self.fail(f"{value!r} is not a number of bytes; write 8, 64K, 64M or 1G", param, ctx)
-        return int(digits) << shift
+
+def plans_of(collective: Collective, size: int, nbytes: int, choice: tuner.Choice, root: int) -> tuple[Plan, ...]:
+    """The plans of all ranks."""
+    return tuple(
+        plans.plan(collective, rank, size, nbytes=nbytes, itemsize=1, root=root, **choice._asdict())
+        for rank in range(size)
+    )
 
 
-def sized(count: int) -> str:
-    """Bytes, exactly where a binary unit allows it and else to one decimal."""
-    for suffix, shift in reversed(SUFFIXES.items()):
-        if count >= 1 << shift:
-            whole, rest = divmod(count, 1 << shift)
-            return f"{count / (1 << shift):.1f} {suffix}iB" if rest else f"{whole} {suffix}iB"
-    return f"{count} B"
+def chunks_of(ranks: Sequence[Plan]) -> int:
+    """Chunks that all ranks run together."""
+    return sum(records(step.length, plan.chunk) for plan in ranks for step in plan.steps)
+
+
+def reduced(
+    collective: Collective, size: int, nbytes: int, choice: tuner.Choice, root: int, most: int
+) -> tuple[int, tuple[Plan, ...]]:
+    """The same call with at most ``most`` chunks, or as few as there are steps: its bytes halved until it has."""
+    made = plans_of(collective, size, nbytes, choice, root)
+    least = sum(len(plan.steps) for plan in made)
+    while chunks_of(made) > max(most, least):
+        nbytes //= 2
+        made = plans_of(collective, size, nbytes, choice, root)
+    return nbytes, made
+
+
+def prove(collective: Collective, size: int, nbytes: int, choice: tuner.Choice, root: int) -> Shown:
+    """Plans of a call, proven and priced."""
+    proven_bytes, proven = reduced(collective, size, nbytes, choice, root, MOST_PROVEN)
+    proof = check(proven, tuner.DEPTH)
+    if proven_bytes == nbytes:
+        seconds = simulate(proven, tuner.HOST, tuner.DEPTH).seconds
+    else:
+        name, chunk, wave = choice
+        seconds = estimate(collective, name, size, nbytes, chunk, wave, tuner.HOST)
+    made = plans_of(collective, size, nbytes, choice, root)
+    moved = [traffic(plan.call, plan.algorithm) for plan in made if plan.call is not None]
+    sealed, opened = zip(*moved, strict=True)
+    return Shown(made, proof, proven_bytes, sealed, opened, seconds)
+
+
+def offset(count: int) -> str:
+    """A place in a buffer: exact, in the largest unit that is."""
+    return sized(count) if count % 1024 == 0 else f"{count} B"
+
+
+def run_of_records(stream: Stream, first: int, plan: Plan, length: int) -> str:
+    """The records of a step: their stream and numbers."""
+    name = f"sender {stream.writer}" if stream.reader < 0 else f"link {stream.writer}→{stream.reader}"
+    last = first + records(length, plan.chunk) - 1
+    return f"{name} #{first}" if first == last else f"{name} #{first}-{last}"
 
 
 def spelled(source: Block | Record, plan: Plan, length: int) -> str:
-    """A block, or a run of records, in words."""
+    """A block, or a run of records and where it comes from."""
     if isinstance(source, Block):
-        name = "input" if source.buffer == INPUT else "output"
-        return f"{name}[{source.offset}:{source.offset + source.length}]"
+        return f"{'input' if source.buffer == INPUT else 'output'} at {offset(source.offset)}"
     peer = source.lane % plan.size
-    lane = f"rank {peer}'s lane" if source.lane < plan.size else f"rank {peer}'s lane to all"
-    return f"{lane}, {stream_name(source.stream)} {numbers(source.record, plan, length)}"
+    lane = f"rank {peer}" if source.lane < plan.size else f"rank {peer} to all"
+    return f"{lane}: {run_of_records(source.stream, source.record, plan, length)}"
 
 
-def stream_name(stream: Stream) -> str:
-    """A link or sender stream."""
-    return f"sender {stream.writer}" if stream.reader < 0 else f"link {stream.writer}→{stream.reader}"
-
-
-def numbers(first: int, plan: Plan, length: int) -> str:
-    """The record numbers of a step."""
-    last = first + records(length, plan.chunk) - 1
-    return f"#{first}" if first == last else f"#{first}-{last}"
-
-
-def written(step: Step, plan: Plan) -> str:
-    """Where a step's result goes."""
-    parts = [] if step.block is None or step.op.name == "SEAL" else [spelled(step.block, plan, step.length)]
-    if step.lanes:
-        lanes = ["all" if lane == plan.size else f"rank {lane}" for lane in step.lanes]
-        sealed = "" if step.stream is None else f", {stream_name(step.stream)} {numbers(step.record, plan, step.length)}"
-        parts.append(f"to {', '.join(lanes)}{sealed}")
-    return "\n".join(parts)
-
-
-def taken(step: Step, plan: Plan) -> str:
-    """What a step works on, in order."""
+def taken(step: Step, plan: Plan) -> list[str]:
+    """What a step works on, in order; of many, the first two and the last."""
     sources = step.sources or ((step.block,) if step.block is not None else ())
-    return "\n".join(spelled(source, plan, step.length) for source in sources)
+    lines = [spelled(source, plan, step.length) for source in sources]
+    return lines if len(lines) <= MOST_SOURCES else [*lines[:2], f"… {len(lines) - 3} more, by rank", lines[-1]]
+
+
+def written(step: Step, plan: Plan) -> list[str]:
+    """Where a step's result goes."""
+    lines = [] if step.block is None or step.op is StepOp.SEAL else [spelled(step.block, plan, step.length)]
+    if step.lanes:
+        lanes = "all" if plan.size in step.lanes else f"rank {', '.join(map(str, step.lanes))}"
+        sealed = "" if step.stream is None else f": {run_of_records(step.stream, step.record, plan, step.length)}"
+        lines.append(f"to {lanes}{sealed}")
+    return lines
 
 
 def table_of(plan: Plan) -> Table:
     """One row per step of a rank."""
-    table = Table(title=f"rank {plan.rank} of {plan.size}", title_justify="left", show_lines=False, box=None)
-    table.add_column("step", justify="right")
-    for name in ("does", "bytes", "from", "to", "after"):
-        table.add_column(name, overflow="fold")
+    table = Table(title=f"rank {plan.rank} of {plan.size}", title_justify="left", box=None)
+    waits = any(step.after for step in plan.steps)
+    for name in ("step", "does", "bytes", "from", "to", *(["after"] if waits else [])):
+        table.add_column(name, no_wrap=True, justify="right" if name in ("step", "bytes") else "left")
     for index, step in enumerate(plan.steps):
-        cells = (
-            step.op.name + (" scaled" if step.scale else "") + (" finished" if step.finish else ""),
-            sized(step.length),
-            taken(step, plan),
-            written(step, plan),
-            ", ".join(map(str, step.after)),
-        )
+        cells = [step.op.name, sized(step.length), "\n".join(taken(step, plan)), "\n".join(written(step, plan))]
+        cells += [", ".join(map(str, step.after))] if waits else []
         table.add_row(str(index), *map(escape, cells))
     return table
+
+
+def span(counts: Sequence[int]) -> str:
+    """What ranks seal or open, as a range where they differ."""
+    low, high = min(counts), max(counts)
+    return sized(low) if low == high else f"{sized(low)} to {sized(high)}"
+
+
+def summary(shown: Shown, nbytes: int) -> list[str]:
+    """The proof and the price, a line each."""
+    plan, proof = shown.plans[0], shown.proof
+    at = "" if shown.proven_bytes == nbytes else f" at {sized(shown.proven_bytes)} (more only repeats)"
+    rates = tuner.HOST
+    seconds = f"{shown.predicted_seconds * 1e3:.3f} ms"
+    return [
+        f"{plan.collective.name.lower()} of {sized(nbytes)} among {plan.size} ranks, {plan.algorithm}: "
+        f"chunks of {sized(plan.chunk)} in waves of {plan.wave}, lanes of {proof.depth} slots",
+        f"proven{at}: computes the collective, in place or not; no deadlock; no nonce twice; {proof.chunks} chunks",
+        f"each rank seals {span(shown.sealed)} and opens {span(shown.opened)}",
+        f"predicted: {seconds}, with a core for each rank that seals {rates.seal / 1e9:g} and opens "
+        f"{rates.open / 1e9:g} GB/s",
+    ]
+
+
+def to_json(shown: Shown, rank: int, nbytes: int) -> str:
+    """Everything that the command prints, as an object."""
+    plan = shown.plans[rank]
+    steps = [{**asdict(step), "op": step.op.name} for step in plan.steps]
+    return json.dumps(
+        {
+            "collective": plan.collective.name.lower(),
+            "algorithm": plan.algorithm,
+            "ranks": plan.size,
+            "bytes": nbytes,
+            "chunk_bytes": plan.chunk,
+            "wave_chunks": plan.wave,
+            "identity": plan.identity.hex(),
+            "rank": rank,
+            "steps": steps,
+            "proof": {**asdict(shown.proof), "collective": plan.collective.name.lower(), "bytes": shown.proven_bytes},
+            "sealed_bytes": shown.sealed,
+            "opened_bytes": shown.opened,
+            "predicted_seconds": shown.predicted_seconds,
+        },
+        indent=2,
+    )
+
+
+@click.command()
+@click.argument("collective", type=click.Choice(list(NAMES), case_sensitive=False))
+@click.option("--ranks", type=click.IntRange(1, 64), required=True, help="Ranks in the group, at most 64.")
+@click.option(
+    "--bytes",
+    "nbytes",
+    type=Size(),
+    default="64M",
+    show_default=True,
+    help="Of the buffer; of one rank's part where a buffer holds a part for each.",
+)
+@click.option("--algorithm", help="one_shot, direct or ring. [default: the tuner's choice]")
+@click.option("--chunk", type=Size(), help="Bytes that a record carries at most. [default: the tuner's choice]")
+@click.option("--root", type=click.IntRange(min=0), default=0, show_default=True, help="Root, where there is one.")
+@click.option(
+    "--rank", type=click.IntRange(min=0), default=0, show_default=True, help="The rank whose steps are shown."
+)
+@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture of all ranks.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def plan(
+    collective: str,
+    ranks: int,
+    nbytes: int,
+    algorithm: str | None,
+    chunk: int | None,
+    root: int,
+    rank: int,
+    svg: Path | None,
+    as_json: bool,
+) -> None:
+    """Show the plan of a COLLECTIVE: a rank's steps, what was proven, and what it costs."""
+    kind = NAMES[collective.lower()]
+    if rank >= ranks:
+        raise click.UsageError(f"--rank {rank} is not one of {ranks} ranks")
+    if kind is Collective.BARRIER:
+        nbytes = 0
+    try:
+        choice = tuner.choose(kind, ranks, nbytes, algorithm=algorithm, max_chunk=chunk)
+        if chunk is not None:
+            choice = choice._replace(chunk=chunk)
+        shown = prove(kind, ranks, nbytes, choice, root)
+        drawn_bytes, drawn = reduced(kind, ranks, nbytes, choice, root, MOST_DRAWN)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    written_at = ""
+    if svg is not None:
+        try:
+            svg.write_text(picture.svg(drawn))
+        except OSError as error:
+            raise click.ClickException(f"cannot write {svg}: {error.strerror}") from None
+        written_at = f"picture: {svg}" + (
+            "" if drawn_bytes == nbytes else f", of {sized(drawn_bytes)}: more only repeats"
+        )
+    if as_json:
+        click.echo(to_json(shown, rank, nbytes))
+        return
+    table = table_of(shown.plans[rank])
+    console = Console()
+    console.width = max(console.width, table.__rich_measure__(console, console.options.update(width=400)).maximum)
+    console.print(table)
+    for line in ["", *summary(shown, nbytes), *([written_at] if written_at else [])]:
+        click.echo(line)

@@ -89,8 +89,8 @@ def _check(params: Params, policy: Policy, psk: Secret | None, exchange: Exchang
         raise ConfigError("the parameters name another policy than the one given")
     if params.size != exchange.size or not 0 <= exchange.rank < exchange.size:
         raise ConfigError(
-            f"the exchange is rank {exchange.rank} of {exchange.size}; the group has {params.size} members, "
-            f"numbered from 0 to {params.size - 1}"
+            f"the exchange is rank {exchange.rank} of {exchange.size}; the group has {params.size} members, numbered "
+            f"from 0 to {params.size - 1}"
         )
     if len(endpoints) > MAX_ENDPOINTS:
         raise ConfigError(f"endpoints of {len(endpoints)} bytes; at most {MAX_ENDPOINTS} can be announced")

@@ -244,8 +244,8 @@ class Member:
             if wrong:
                 raise AuthenticationError(
                     f"authentication of the confirmation from {_name(wrong)} failed: it was altered, or these ranks "
-                    "saw "
-                    "other messages than this rank. Someone between the ranks changes messages; join again elsewhere"
+                    "saw other messages than this rank. Someone between the ranks changes messages; join again "
+                    "elsewhere"
                 )
             session = self._derive()
             self.erase()
@@ -294,8 +294,7 @@ class Member:
         if blobs[self._rank] != self._sent:
             raise HandshakeError(
                 f"the exchange returned another {name} message for this rank ({self._rank}) than it sent. Someone "
-                "changes "
-                "messages, or two processes have this rank"
+                "changes messages, or two processes have this rank"
             )
 
     def _decode(self, round_: Round, blobs: Sequence[bytes], decode: Callable[[bytes], _Message]) -> list[_Message]:
@@ -314,8 +313,7 @@ class Member:
         if wrong:
             raise HandshakeError(
                 f"the {round_.name.lower()} message of {_name(wrong)} names another rank. Messages were swapped on "
-                "the way, or "
-                "ranks are misnumbered"
+                "the way, or ranks are misnumbered"
             )
 
     def _check_hellos(self, hellos: Sequence[Hello]) -> None:
@@ -326,8 +324,7 @@ class Member:
             raise HandshakeError(
                 f"{_name(other)} joined with other parameters than this rank ({self._rank}). Compare here and there: "
                 f"securecoll's version, policy, job {p.job_id.decode(errors='replace')!r}, ranks {_shown(p.ranks)}, "
-                "epoch "
-                f"{p.epoch}, {p.channels} channels, chunks of {p.max_chunk} bytes"
+                f"epoch {p.epoch}, {p.channels} channels, chunks of {p.max_chunk} bytes"
             )
         _check_distinct("the nonce", [hello.nonce for hello in hellos])
         _check_distinct("the identity key", [hello.idkey for hello in hellos], ignored=_NO_IDKEY)
@@ -358,8 +355,7 @@ class Member:
             if wrong:
                 raise AuthenticationError(
                     f"authentication of {_name(wrong)} failed: their key is not that of this rank ({self._rank}), or "
-                    "their "
-                    "messages were altered. Give every rank the same key"
+                    "their messages were altered. Give every rank the same key"
                 )
         other = [r for r, auth in enumerate(auths) if schedule.sha256(auth.credential) != self._credential_hashes[r]]
         if other:

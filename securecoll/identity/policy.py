@@ -58,8 +58,8 @@ class Policy:
             raise ConfigError("the policy requires no factor, so anyone could join: require a pre-shared key")
         if psk is None or psk.empty:
             raise ConfigError(
-                "the policy requires a pre-shared key and there is none: write one with `securecoll keygen PATH` and "
-                "set SECURECOLL_KEY_FILE to its path"
+                "the policy requires a pre-shared key and there is none: write one with `securecoll keygen PATH` "
+                "and set SECURECOLL_KEY_FILE to its path"
             )
         if psk.size < MIN_BYTES:
             raise ConfigError(

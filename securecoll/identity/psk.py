@@ -8,10 +8,12 @@ never quotes the key.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import select
 import stat
+import threading
 from typing import Protocol
 
 from securecoll._engine import Secret
@@ -75,29 +77,40 @@ class KeyDescriptor:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        self._read = False
         self._key: Secret | None = None
+        self._lock = threading.Lock()
 
     def __repr__(self) -> str:
         return f"KeyDescriptor({self._fd})"
 
     def psk(self) -> Secret:
         """Reads the descriptor at the first call. Raises :class:`ConfigError`."""
-        if self._key is None:
-            what = f"key descriptor {self._fd}"
-            try:
-                data = _read(self._fd, MAX_BYTES + 1, _DESCRIPTOR_SECONDS)
+        with self._lock:
+            if self._key is None:
+                self._key = self._take()
+            return self._key
+
+    def _take(self) -> Secret:
+        what = f"key descriptor {self._fd}"
+        if self._read:  # by now its number may name another file
+            raise ConfigError(f"{what} was read before, and held no key")
+        self._read = True
+        try:
+            data = _read(self._fd, MAX_BYTES + 1, _DESCRIPTOR_SECONDS)
+        except TimeoutError:
+            raise ConfigError(
+                f"{what} did not end within {_DESCRIPTOR_SECONDS:g} seconds: close its writing end"
+            ) from None
+        except (OSError, ValueError) as e:
+            reason = os.strerror(e.errno) if isinstance(e, OSError) and e.errno else "it is no descriptor"
+            raise ConfigError(
+                f"{what} cannot be read ({reason}): pass it on to this process, for example with subprocess's pass_fds"
+            ) from None
+        finally:
+            with contextlib.suppress(OSError):
                 os.close(self._fd)
-            except TimeoutError:
-                raise ConfigError(
-                    f"{what} did not end within {_DESCRIPTOR_SECONDS:g} seconds: close its writing end"
-                ) from None
-            except OSError as e:
-                raise ConfigError(
-                    f"{what} cannot be read ({os.strerror(e.errno or 0)}): pass it on to this process, "
-                    "for example with subprocess's pass_fds"
-                ) from None
-            self._key = _admit(what, data)
-        return self._key
+        return _admit(what, data)
 
 
 class KeyText:
@@ -156,8 +169,10 @@ def _read(fd: int, most: int, seconds: float | None = None) -> bytearray:
     data = bytearray(most)
     done = 0
     with memoryview(data) as view:
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
         while done < most:
-            if seconds is not None and not select.select([fd], [], [], seconds)[0]:
+            if seconds is not None and not poll.poll(1000 * seconds):
                 _wipe(data)
                 raise TimeoutError
             got = os.readv(fd, [view[done:]])

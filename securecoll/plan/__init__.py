@@ -64,7 +64,7 @@ def plan(
         send: Bytes to each peer of an uneven all_to_all.
         recv: Bytes from each peer of an uneven all_to_all.
         chunk: Bytes a record carries at most, a multiple of 64.
-        wave: Chunks in a wave.
+        wave: Chunks in a wave. Lanes need a slot more, or rings deadlock.
         algorithm: One of ``ALGORITHMS[collective]``.
 
     Raises:

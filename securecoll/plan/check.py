@@ -6,18 +6,18 @@ What is proven, each in its own section below:
   streams that are its rank's to use.
 * *Lanes*: writer and readers of each lane agree, record for record, on order, stream, record number and length; every
   record is read by all its readers.
-* *Nonces*: no (stream, record) is sealed twice; ``Plan.blocks`` is what the busiest stream costs.
+* *Nonces*: no (stream, record) is sealed twice.
 * *Progress*: with lanes of ``depth`` slots the plans run to their end. By the contract of :mod:`securecoll.plan.ir`
   all conditions of a chunk name chunks that must be done, so the schedule is one directed graph: the plans can
   deadlock exactly when it has a cycle, whatever order the engine runs chunks in.
 * *Races*: any two accesses to the same bytes of which one writes are ordered by that graph without the edges that come
-  from full lanes (a deeper lane must not undo a proof). It is enough to look at ranks that run in place: distinct
-  buffers share fewer bytes.
+  from full lanes (a deeper lane must not undo a proof), with INPUT and OUTPUT distinct and with both the same memory.
 * *Values*: run over symbolic memory, with INPUT and OUTPUT distinct and with both the same memory, the plans compute
   the collective. A value names each contribution, where it was scaled and rounded, and the order of every addition, so
   "the same bits on every rank" is equality. All records hold the same values in both runs, so any mixture of ranks
   that run in place and ranks that do not is proven too.
-* *Traffic*: each rank seals and opens the bytes that :mod:`securecoll.plan.traffic` documents.
+* *Traffic*: each rank seals and opens the bytes that :mod:`securecoll.plan.traffic` documents, and ``Plan.blocks`` is
+  what the busiest stream costs.
 
 Values are kept per interval, not per byte, so the cost grows with the number of chunks, not with bytes.
 """
@@ -73,7 +73,7 @@ def check(plans: Sequence[Plan], depth: int) -> Proof:
     calls = _calls(plans)
     for plan, call in zip(plans, calls, strict=True):
         _Form(plan, call).check()
-    _nonces(plans, calls)
+    _nonces(plans)
     _witnessed(plans, calls)
     schedule = Schedule(plans, depth)
     order = schedule.order()
@@ -88,7 +88,9 @@ def check(plans: Sequence[Plan], depth: int) -> Proof:
             raise PlanError(f"{schedule.name(event)} seals something else when its rank runs in place")
     _Result(calls, trees, distinct, "with distinct buffers").check()
     _Result(calls, trees, in_place, "in place").check()
-    return _traffic(plans, calls, depth, schedule.size)
+    proof = _traffic(plans, calls, depth, schedule.size)
+    _budget(plans, calls)
+    return proof
 
 
 # Form
@@ -245,17 +247,14 @@ class _Form:
         return None
 
 
-def _nonces(plans: Sequence[Plan], calls: Sequence[Call]) -> None:
-    """No record number twice on a stream, and the budget's figure right."""
+def _nonces(plans: Sequence[Plan]) -> None:
+    """No record number twice on a stream."""
     sealed: dict[Stream, list[tuple[int, int, int, int]]] = {}
-    spent: dict[Stream, int] = {}
     for plan in plans:
         for index, step in enumerate(plan.steps):
-            if step.stream is None:
-                continue
-            span = (step.record, step.record + records(step.length, plan.chunk), plan.rank, index)
-            sealed.setdefault(step.stream, []).append(span)
-            spent[step.stream] = spent.get(step.stream, 0) + cipher_blocks(step.length, plan.chunk)
+            if step.stream is not None:
+                span = (step.record, step.record + records(step.length, plan.chunk), plan.rank, index)
+                sealed.setdefault(step.stream, []).append(span)
     for stream, spans in sealed.items():
         spans.sort()
         for (_, stop, _, first), (start, _, rank, second) in pairwise(spans):
@@ -263,10 +262,6 @@ def _nonces(plans: Sequence[Plan], calls: Sequence[Call]) -> None:
                 raise PlanError(
                     f"rank {rank} steps {first} and {second} both seal record {start} of the {describe(stream)}"
                 )
-    most, declared = max(spent.values(), default=0), plans[0].blocks
-    bound = calls[0].collective is Collective.ALL_TO_ALL and most <= declared
-    if most != declared and not bound:
-        raise PlanError(f"the busiest stream costs {most} cipher blocks but the plans say {declared}")
 
 
 def _witnessed(plans: Sequence[Plan], calls: Sequence[Call]) -> None:
@@ -323,18 +318,22 @@ class _Races:
     def check(self) -> None:
         open_pairs: list[tuple[int, int]] = []
         before = self.schedule.before
-        for rank in range(len(self.calls)):
-            for first, second in self._conflicts(rank):
+        for rank, plan in enumerate(self.schedule.plans):
+            pairs = self._conflicts(rank, in_place=True)
+            # Distinct buffers share fewer bytes, so they add no conflict but a COPY's, which in place does nothing.
+            if any(step.op is StepOp.COPY for step in plan.steps):
+                pairs |= self._conflicts(rank, in_place=False)
+            for first, second in sorted(pairs):
                 near = before[second]
                 if first not in near and not any(first in before[need] for need in near):
                     open_pairs.append((first, second))
         if open_pairs:
             self._reachable(open_pairs)
 
-    def _conflicts(self, rank: int) -> list[tuple[int, int]]:
+    def _conflicts(self, rank: int, in_place: bool) -> set[tuple[int, int]]:
         """Pairs of events of a rank that touch the same bytes, at least one writing, in the order they ran."""
         schedule = self.schedule
-        bases = _bases(self.calls[rank], in_place=True)
+        bases = _bases(self.calls[rank], in_place)
         reads: list[tuple[int, int, int]] = []
         writes: list[tuple[int, int, int]] = []
         for index, step in enumerate(schedule.plans[rank].steps):
@@ -351,7 +350,8 @@ class _Races:
             for start in starts:
                 if target is not None and target != start and abs(target - start) < step.length:
                     raise PlanError(
-                        f"rank {rank} step {index} ({step.op.name}) writes over a part of its own source in place"
+                        f"rank {rank} step {index} ({step.op.name}) writes over a part of its own source"
+                        + (" in place" if in_place else "")
                     )
             first = schedule.first[rank][index]
             for k in range(records(step.length, schedule.chunk)):
@@ -372,7 +372,7 @@ class _Races:
                     if stop > low and other != event:
                         pair = (event, other) if self.position[event] < self.position[other] else (other, event)
                         pairs.add(pair)
-        return sorted(pairs)
+        return pairs
 
     def _reachable(self, pairs: list[tuple[int, int]]) -> None:
         """Each pair's first event must reach its second one: one bit per first event, carried down the order."""
@@ -644,8 +644,11 @@ class _Result:
                         f"{self.where} ranks 0 and {call.rank} reduce in different orders or round differently"
                     )
             return
+        expected: tuple[Piece, ...] = ()
         for call, value in zip(self.calls, held, strict=True):
-            self._moved(call, value)
+            if not call.rank or call.collective is not Collective.ALL_GATHER:  # there it is the same on all ranks
+                expected = _joined([piece for piece in self._expected(call) if piece[0]])
+            self._moved(call, value, expected)
 
     def _output(self, call: Call) -> tuple[Piece, ...]:
         length = call.output_bytes
@@ -667,8 +670,7 @@ class _Result:
                 raise PlanError(f"{self.where} rank {call.rank}'s output [{at}, {at + length}) {fault}")
             at += length
 
-    def _moved(self, call: Call, value: tuple[Piece, ...]) -> None:
-        expected = _joined([piece for piece in self._expected(call) if piece[0]])
+    def _moved(self, call: Call, value: tuple[Piece, ...], expected: tuple[Piece, ...]) -> None:
         if value == expected:
             return
         at = 0
@@ -732,3 +734,15 @@ def _traffic(plans: Sequence[Plan], calls: Sequence[Call], depth: int, chunks: i
         tuple(records_opened),
         plans[0].blocks,
     )
+
+
+def _budget(plans: Sequence[Plan], calls: Sequence[Call]) -> None:
+    """``Plan.blocks`` is what the busiest stream costs; for an all_to_all, at least that."""
+    spent: dict[Stream, int] = {}
+    for plan in plans:
+        for step in plan.steps:
+            if step.stream is not None:
+                spent[step.stream] = spent.get(step.stream, 0) + cipher_blocks(step.length, plan.chunk)
+    most, declared = max(spent.values(), default=0), plans[0].blocks
+    if most > declared or (most < declared and calls[0].collective is not Collective.ALL_TO_ALL):
+        raise PlanError(f"the busiest stream costs {most} cipher blocks but the plans say {declared}")

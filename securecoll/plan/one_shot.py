@@ -162,7 +162,7 @@ def broadcast(call: Call, chunk: int) -> tuple[list[Step], int]:
 def gather(call: Call, chunk: int) -> tuple[list[Step], int]:
     """Every rank seals its part for the root; an empty part is an empty record."""
     own, root, spans = call.rank, call.root, call.parts
-    blocks = cipher_blocks(max(length for _, length in spans), chunk)
+    blocks = cipher_blocks(max(length for peer, (_, length) in enumerate(spans) if peer != root), chunk)
     if own != root:
         return [_seal_for(call, root, Block(INPUT, 0, spans[own][1]))], blocks
     steps = _keep(Block(INPUT, 0, spans[own][1]), Block(OUTPUT, *spans[own]))
@@ -173,7 +173,7 @@ def gather(call: Call, chunk: int) -> tuple[list[Step], int]:
 def scatter(call: Call, chunk: int) -> tuple[list[Step], int]:
     """The root seals each part for its rank; an empty part is an empty record."""
     own, root, spans = call.rank, call.root, call.parts
-    blocks = cipher_blocks(max(length for _, length in spans), chunk)
+    blocks = cipher_blocks(max(length for peer, (_, length) in enumerate(spans) if peer != root), chunk)
     if own != root:
         return [_open_from(call, root, Block(OUTPUT, 0, spans[own][1]))], blocks
     steps = [_seal_for(call, peer, Block(INPUT, *spans[peer])) for peer in _peers(call)]

@@ -105,7 +105,10 @@ class _Diagram:
             parts.append(f'<line x1="{x:.1f}" y1="{y - 4}" x2="{x + 24:.1f}" y2="{y - 4}" stroke="{colour}"/>')
             parts.append(_text(x + 30, y, words, 12, "#16191d"))
             x += 30 + 6.3 * len(words) + 20
-        parts.append(_text(x, y, "light: odd waves; numbers: steps", 12, "#6b7178"))
+        notes = "light: odd waves; numbers: steps"
+        if len(self.timeline.records) > _MOST_LINES:
+            notes += f"; lines: the first {_MOST_LINES} of {len(self.timeline.records)} records"
+        parts.append(_text(x, y, notes, 12, "#6b7178"))
         return parts
 
     def _axis(self) -> list[str]:

@@ -21,11 +21,19 @@ from harness.pattern import (
     spoil,
 )
 
+SHORT = 2039
+"""A shorter period (a prime too) for tests of all problems: enough for each rank's turn at each of its values."""
+
 PROBLEMS = [
     pytest.param(element, operation, id=f"{element.name}-{operation}")
     for element, operation in itertools.product(ELEMENTS.values(), OPERATIONS)
     if reducible(element, operation)
 ]
+
+
+@pytest.fixture
+def short_period(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.pattern.PERIOD", SHORT)
 
 
 def decode(element: Element, elements: Array) -> Array:
@@ -38,6 +46,12 @@ def decode(element: Element, elements: Array) -> Array:
     return elements.astype(element.work)
 
 
+def contribution(pattern: Pattern, rank: int) -> Array:
+    """The values that a rank contributes, scaled where its factor scales them."""
+    values = decode(pattern.element, pattern.block(rank))
+    return (values * 2.0).astype(values.dtype) if pattern.operation == "premulsum" else values
+
+
 def finish(pattern: Pattern, total: Array) -> Array:
     """AVG's division, by exact integer or correctly rounded arithmetic."""
     if pattern.operation != "avg":
@@ -48,7 +62,8 @@ def finish(pattern: Pattern, total: Array) -> Array:
     return np.array(toward_zero).astype(total.dtype)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 8, 37])
+@pytest.mark.usefixtures("short_period")
+@pytest.mark.parametrize("ranks", [2, 5, 23])
 @pytest.mark.parametrize(("element", "operation"), PROBLEMS)
 def test_every_order_of_reduction_gives_the_same_bits(element: Element, operation: str, ranks: int) -> None:
     if element.torch.startswith("float8"):
@@ -57,43 +72,40 @@ def test_every_order_of_reduction_gives_the_same_bits(element: Element, operatio
     print(f"seed {seed}")
     order = random.Random(seed)
     pattern = Pattern(element, operation, ranks, seed)
-    scale = 2.0 if operation == "premulsum" else 1
-    with np.errstate(over="ignore"):
-        for _ in range(3):
-            pool = [decode(element, pattern.block(rank)) for rank in range(ranks)]
-            if operation == "premulsum":
-                pool = [(values * scale).astype(values.dtype) for values in pool]
-            # A random tree, every partial result stored in its own type: the worst that a plan could do.
+    contributions = [contribution(pattern, rank) for rank in range(ranks)]
+    for _ in range(3):
+        pool = list(contributions)
+        # A random tree, every partial result stored in its own type: the worst that a plan could do.
+        with np.errstate(over="ignore"):
             while len(pool) > 1:
                 left, right = (pool.pop(order.randrange(len(pool))) for _ in range(2))
                 pool.append(decode(element, element.encode(combine(operation, left, right))))
-            result = element.encode(finish(pattern, pool[0]))
-            assert count_wrong(result, pattern.reduced) == 0
+        result = element.encode(finish(pattern, pool[0]))
+        assert count_wrong(result, pattern.reduced) == 0
 
 
-@pytest.mark.parametrize("ranks", [2, 5, 37])
+@pytest.mark.usefixtures("short_period")
+@pytest.mark.parametrize("ranks", [2, 23])
 @pytest.mark.parametrize(("element", "operation"), PROBLEMS)
 def test_every_rank_counts(element: Element, operation: str, ranks: int) -> None:
     if element.torch.startswith("float8"):
         pytest.importorskip("torch")
     pattern = Pattern(element, operation, ranks)
-    for left_out in {0, ranks // 2, ranks - 1}:
+    contributions = [contribution(pattern, rank) for rank in range(ranks)]
+    for left_out in (0, ranks - 1):
+        others = [values for rank, values in enumerate(contributions) if rank != left_out]
+        total = others[0]
         with np.errstate(over="ignore"):
-            others = [decode(element, pattern.block(rank)) for rank in range(ranks) if rank != left_out]
-            if operation == "premulsum":
-                others = [(values * 2.0).astype(values.dtype) for values in others]
-            total = others[0]
             for values in others[1:]:
                 total = combine(operation, total, values)
         result = element.encode(finish(pattern, total))
-        # A two-valued or saturating reduction often survives the loss of a rank; it must not survive it everywhere.
-        assert count_wrong(result, pattern.reduced) > PERIOD // 1000
+        # Many elements survive the loss of a rank where each holds only a few bits, but far from all.
+        assert count_wrong(result, pattern.reduced) > SHORT // 200
 
 
-@pytest.mark.parametrize("element", ELEMENTS.values(), ids=lambda element: element.name)
+@pytest.mark.usefixtures("short_period")
+@pytest.mark.parametrize("element", [e for e in ELEMENTS.values() if e.kind in "fc"], ids=lambda element: element.name)
 def test_float_values_are_finite_and_normal(element: Element) -> None:
-    if element.kind not in "fc":
-        pytest.skip("not a float")
     if element.torch.startswith("float8"):
         pytest.importorskip("torch")
     for operation in (None, *OPERATIONS):
@@ -107,10 +119,9 @@ def test_float_values_are_finite_and_normal(element: Element) -> None:
             for block in blocks:
                 values = decode(element, block)
                 parts = np.concatenate([values.real, values.imag])
-                sizes = np.abs(parts[parts != 0]).astype(np.float64)
                 assert np.all(np.isfinite(parts))
-                assert sizes.min() >= 2.0**element.low
-                assert sizes.max() < 2.0 ** (element.high + 1)
+                exponents = np.frexp(parts[parts != 0])[1] - 1
+                assert element.low <= exponents.min() <= exponents.max() <= element.high
 
 
 @pytest.mark.parametrize("element", ELEMENTS.values(), ids=lambda element: element.name)
@@ -159,7 +170,8 @@ def test_a_buffer_begins_where_it_is_told_to() -> None:
 
 def test_ranks_seeds_and_operations_give_different_inputs() -> None:
     blocks = [
-        Pattern(ELEMENTS["int64"], None, 4, seed).block(rank).tobytes() for seed, rank in itertools.product((1, 2), range(4))
+        Pattern(ELEMENTS["int64"], None, 4, seed).block(rank).tobytes()
+        for seed, rank in itertools.product((1, 2), range(4))
     ]
     assert len(set(blocks)) == len(blocks)
 

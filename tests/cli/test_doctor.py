@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import os
 import resource
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -15,8 +15,9 @@ import pytest
 from click.testing import CliRunner
 
 from securecoll import _engine
-from securecoll.cli import checks, doctor, main
+from securecoll.cli import checks, doctor, main, rates
 from securecoll.cli.findings import Finding, State
+from securecoll.shape import Shape
 
 
 def test_the_report_names_the_chosen_kernels_and_measures_them() -> None:
@@ -47,31 +48,50 @@ def test_a_failed_finding_is_exit_status_1(monkeypatch: pytest.MonkeyPatch) -> N
         assert "[found]" in result.output and "do this" in result.output and state.value in result.output
 
 
-def test_an_engine_that_does_not_load_is_a_failure_with_advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "securecoll._engine", None)
-    found = {finding.subject: finding for finding in doctor.examine(ranks=2)}
-    assert found["engine"].state is State.FAIL
-    assert "pip install" in found["engine"].advice
-    assert "aead" not in found
+def test_kernels_with_wrong_answers_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> str:
+        raise RuntimeError("vaes256 gave a wrong answer")
+
+    monkeypatch.setattr(rates, "_engine", types.SimpleNamespace(aead_name=refuse))
+    found = rates.aead()
+    assert found.state is State.FAIL
+    assert "wrong answer" in found.found and found.advice
+
+
+def test_kernels_slower_than_cryptography_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = {"seal": 5.0, "cryptography_seal": 5.0, "open": 5.0, "cryptography_open": 5.0}
+    monkeypatch.setattr(rates, "measure", lambda: measured)
+    assert rates.aead().state is State.OK
+    measured["cryptography_open"] = 5.0 / rates.SLOW + 0.1
+    assert rates.aead().state is State.WARN
 
 
 def statvfs(free: int) -> Any:
     return lambda path: types.SimpleNamespace(f_frsize=4096, f_blocks=free // 4096, f_bavail=free // 4096)
 
 
-def test_shared_memory_that_is_one_byte_short_fails_with_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "statvfs", statvfs(free=8 * 4096))
-    assert checks.shared_memory(ranks=4, segment_bytes=2 * 4096).state is State.OK
-    short = checks.shared_memory(ranks=4, segment_bytes=2 * 4096 + 1)
+@pytest.mark.parametrize("ranks", [2, 64])
+def test_shared_memory_that_is_a_page_short_fails_with_sizes(monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
+    shape = Shape.of(ranks)
+    needed = ranks * _engine.segment_bytes(ranks, shape.slot_bytes, shape.depth)
+    monkeypatch.setattr(os, "statvfs", statvfs(free=needed))
+    assert checks.shared_memory(ranks).state is State.OK
+    monkeypatch.setattr(os, "statvfs", statvfs(free=needed - 4096))
+    short = checks.shared_memory(ranks)
     assert short.state is State.FAIL
-    assert short.values["needed_bytes"] == 8 * 4096 + 4
-    assert short.values["free_bytes"] == 8 * 4096
+    assert short.values["needed_bytes"] == needed
+    assert short.values["free_bytes"] == needed - 4096
     assert "--shm-size" in short.advice
+
+
+def test_a_group_of_one_needs_no_shared_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "statvfs", statvfs(free=0))
+    assert checks.shared_memory(ranks=1).state is State.OK
 
 
 def test_missing_shared_memory_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(checks, "SHARED_MEMORY", tmp_path / "missing")
-    assert checks.shared_memory(ranks=2, segment_bytes=1).state is State.FAIL
+    assert checks.shared_memory(ranks=2).state is State.FAIL
 
 
 def test_memory_that_cannot_be_locked_fails_and_tells_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,8 +99,9 @@ def test_memory_that_cannot_be_locked_fails_and_tells_the_limit(monkeypatch: pyt
         raise RuntimeError("cannot lock 64 bytes")
 
     engine: Any = types.SimpleNamespace(Secret=types.SimpleNamespace(random=refuse))
+    monkeypatch.setattr(checks, "_engine", engine)
     monkeypatch.setattr(resource, "getrlimit", lambda which: (8 * 1024, 8 * 1024))
-    found = checks.locked_memory(engine)
+    found = checks.locked_memory()
     assert found.state is State.FAIL
     assert "8 KiB" in found.found and "cannot lock" in found.found
     assert "ulimit -l" in found.advice
@@ -104,25 +125,18 @@ def test_a_confidential_vm_is_recognised_by_its_flag(monkeypatch: pytest.MonkeyP
         assert checks.guest().state is state
 
 
-def test_a_binding_that_does_not_load_fails_and_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_binding_that_does_not_fit_torch_says_how_to_build_it(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
-    monkeypatch.setattr(checks, "_built_for", lambda: "1.0.0")
-    monkeypatch.setitem(sys.modules, "securecoll._torch", None)
-    found = checks.torch()
-    assert found.state is State.FAIL
-    assert "built for 1.0.0" in found.found
-    assert "--no-build-isolation" in found.advice
-
-
-def test_no_binding_beside_a_torch_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("torch")
-    monkeypatch.setattr(checks, "_built_for", lambda: None)
+    built_for = types.SimpleNamespace(TORCH_VERSION="1.0.0")
+    monkeypatch.setitem(sys.modules, "securecoll.torch._built_for", built_for)
     found = checks.torch()
     assert found.state is State.WARN
-    assert "--no-build-isolation" in found.advice
+    assert "built for torch 1.0.0" in found.found and "--no-build-isolation" in found.found
+    assert found.values["binding"] is False
 
 
 def test_a_debug_level_that_opens_a_plaintext_group_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
     pytest.importorskip("securecoll._torch")
     assert checks.torch().state is State.OK
     monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "detail")
@@ -191,16 +205,19 @@ def test_no_gpu_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.state is State.OK and "not installed" in found.found
 
 
+def test_mpi4py_is_asked_for_its_library_without_initialising_mpi_here() -> None:
+    pytest.importorskip("mpi4py")
+    before = "mpi4py.MPI" in sys.modules
+    found = checks.mpi()
+    assert found.state is State.OK, found
+    assert found.values["library"] and str(found.values["library"]) in found.found
+    assert ("mpi4py.MPI" in sys.modules) is before
+
+
 def test_mpi4py_without_a_library_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mpi4py")
-    real = builtins.__import__
-
-    def without_library(name: str, *args: Any, **kwargs: Any) -> Any:
-        if name == "mpi4py" and "MPI" in (args[2] or ()):
-            raise RuntimeError("cannot load MPI library")
-        return real(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, "__import__", without_library)
+    failed = subprocess.CompletedProcess([], 1, "", "Traceback\nRuntimeError: cannot load MPI library\n")
+    monkeypatch.setattr(subprocess, "run", lambda *arguments, **options: failed)
     found = checks.mpi()
     assert found.state is State.WARN
     assert "cannot load MPI library" in found.found and found.advice

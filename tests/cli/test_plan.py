@@ -1,0 +1,113 @@
+"""``securecoll plan`` shows the plan that the engine would run, what was proven of it, and a picture."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from securecoll import plan as plans
+from securecoll.cli import main
+from securecoll.cli import plan as command
+from securecoll.cli.units import sized
+from securecoll.codes import Collective
+from securecoll.plan import tuner
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["plan", *arguments])
+
+
+def shown(*arguments: str) -> Any:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_a_ring_seals_once_and_forwards() -> None:
+    plan = shown("all_reduce", "--ranks", "8", "--bytes", "1M", "--algorithm", "ring")
+    assert plan["proof"]["bytes"] == plan["bytes"] == 1 << 20
+    assert plan["proof"]["sealed"] == plan["sealed_bytes"] == [1 << 20] * 8
+    assert plan["proof"]["opened"] == plan["opened_bytes"] == [2 * (1 << 20) * 7 // 8] * 8
+    assert [step["op"] for step in plan["steps"]] == ["SEAL", *["REDUCE"] * 7, *["FORWARD"] * 6, "OPEN"]
+    assert 0 < plan["predicted_seconds"] < 1
+
+
+@pytest.mark.parametrize("collective", [collective.name.lower() for collective in Collective])
+def test_every_collective_is_proven_with_each_of_its_algorithms(collective: str) -> None:
+    for algorithm in plans.ALGORITHMS[Collective[collective.upper()]]:
+        plan = shown(collective, "--ranks", "3", "--bytes", "64K", "--algorithm", algorithm)
+        assert plan["algorithm"] == algorithm
+        assert len(plan["proof"]["sealed"]) == 3
+        result = run(collective, "--ranks", "3", "--bytes", "64K", "--algorithm", algorithm)
+        assert result.exit_code == 0 and "no deadlock" in result.output
+
+
+def test_the_plan_shown_is_the_one_that_the_communicator_would_run() -> None:
+    name, chunk, wave = tuner.choose(Collective.ALL_REDUCE, 4, 1 << 20)
+    made = plans.plan(Collective.ALL_REDUCE, 2, 4, nbytes=1 << 20, itemsize=1, chunk=chunk, wave=wave, algorithm=name)
+    plan = shown("all_reduce", "--ranks", "4", "--bytes", "1M", "--rank", "2")
+    assert plan["identity"] == made.identity.hex()
+    assert (plan["rank"], len(plan["steps"])) == (2, len(made.steps))
+
+
+def test_a_call_too_large_to_prove_at_once_is_proven_smaller_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "MOST_PROVEN", 100)
+    plan = shown("all_reduce", "--ranks", "4", "--bytes", "64M")
+    assert plan["bytes"] == 64 << 20
+    assert plan["proof"]["bytes"] < 64 << 20 and plan["proof"]["chunks"] <= 100
+    assert plan["sealed_bytes"] == [64 << 20] * 4
+    assert f"at {sized(plan['proof']['bytes'])}" in run("all_reduce", "--ranks", "4", "--bytes", "64M").output
+
+
+def test_a_chunk_is_taken_as_given() -> None:
+    assert shown("all_gather", "--ranks", "2", "--bytes", "1M", "--chunk", "4K")["chunk_bytes"] == 4096
+
+
+def test_the_picture_is_well_formed_and_names_every_rank(tmp_path: Path) -> None:
+    path = tmp_path / "plan.svg"
+    result = run("all_reduce", "--ranks", "8", "--algorithm", "ring", "--svg", str(path))
+    assert result.exit_code == 0 and str(path) in result.output
+    texts = {element.text for element in ET.fromstring(path.read_text()).iter() if element.text}
+    assert {f"rank {rank}" for rank in range(8)} <= texts
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["tree_reduce", "--ranks", "2"], "tree_reduce"),
+        (["all_reduce"], "--ranks"),
+        (["all_reduce", "--ranks", "0"], "--ranks"),
+        (["all_reduce", "--ranks", "65"], "--ranks"),
+        (["all_reduce", "--ranks", "2", "--bytes", "many"], "is not a number of bytes"),
+        (["all_reduce", "--ranks", "2", "--bytes", "-1"], "is not a number of bytes"),
+        (["all_reduce", "--ranks", "2", "--algorithm", "tree"], "one_shot, direct, ring"),
+        (["all_reduce", "--ranks", "2", "--chunk", "100"], "multiple of 64"),
+        (["broadcast", "--ranks", "2", "--root", "2"], "root must be"),
+        (["broadcast", "--ranks", "2", "--rank", "2"], "--rank 2"),
+        (["all_reduce", "--ranks", "2", "--svg", "/no/such/folder/plan.svg"], "No such file"),
+    ],
+)
+def test_wrong_arguments_are_one_readable_error(arguments: list[str], words: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code in (1, 2)
+    assert words in result.output
+    assert not result.stdout or "Traceback" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("8", 8), ("64K", 65536), ("64k", 65536), ("3M", 3 << 20), ("1G", 1 << 30), ("0", 0)]
+)
+def test_sizes_are_read_as_nccl_tests_reads_them(text: str, count: int) -> None:
+    assert command.Size().convert(text, None, None) == count
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (1536, "1.5 KiB"), (64 << 20, "64 MiB")]
+)
+def test_sizes_are_spelled_exactly_where_they_can_be(count: int, text: str) -> None:
+    assert sized(count) == text

@@ -1,0 +1,14 @@
+// The kernel set "vaes512" on emulated registers, for tests.
+#include <immintrin.h>
+
+#include "host/aead_sets.hpp"
+
+#pragma GCC target("avx2,bmi2,aes,pclmul,vaes,vpclmulqdq,prfchw")
+#include "avx512_emulation.hpp"
+#include "host/gcm.hpp"
+#include "host/vector512.hpp"
+
+extern const securecoll::host::AeadKernels kEmulated512;
+const securecoll::host::AeadKernels kEmulated512 = {"emulated512", securecoll::host::expand_key,
+                                                    securecoll::host::Gcm<securecoll::host::Vector512>::seal,
+                                                    securecoll::host::Gcm<securecoll::host::Vector512>::open};

@@ -1,0 +1,104 @@
+"""The tuner's choices."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from securecoll.codes import Collective
+from securecoll.plan import ALGORITHMS
+from securecoll.plan.ir import records
+from securecoll.plan.tuner import DEPTH, WAVE, choose, default_chunk
+from tests.plan.cases import EVERY
+
+SIZES = [8, 1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 24, 1 << 28]
+
+
+def test_slots_shrink_as_groups_grow() -> None:
+    chunks = {size: default_chunk(size) for size in (1, 2, 8, 9, 16, 17, 64, 128, 129, 4096)}
+    assert chunks == {
+        1: 65536,
+        2: 65536,
+        8: 65536,
+        9: 32768,
+        16: 32768,
+        17: 16384,
+        64: 8192,
+        128: 4096,
+        129: 4096,
+        4096: 4096,
+    }
+
+
+def test_small_messages_take_one_step_and_large_ones_two() -> None:
+    for size in (3, 4, 8, 16):
+        assert choose(Collective.ALL_REDUCE, size, 8).algorithm == "one_shot"
+        for nbytes in (1 << 20, 1 << 26):
+            assert choose(Collective.ALL_REDUCE, size, nbytes).algorithm == "direct"
+            assert choose(Collective.REDUCE, max(size, 4), nbytes).algorithm == "direct"
+
+
+def test_one_switch_between_algorithms() -> None:
+    """As messages grow, the choice goes from one_shot to direct once."""
+    for size in (2, 4, 8, 64):
+        names = [choose(Collective.ALL_REDUCE, size, 1 << power).algorithm for power in range(2, 30)]
+        assert names == sorted(names, key=("one_shot", "direct").index)
+        assert {*names} == {"one_shot", "direct"}
+
+
+def test_medium_messages_take_several_records_a_slice() -> None:
+    for nbytes in (128 << 10, 256 << 10, 1 << 20):
+        choice = choose(Collective.ALL_REDUCE, 2, nbytes)
+        assert choice.algorithm == "direct"
+        assert records(nbytes // 2, choice.chunk) >= 2
+    assert records((1 << 20) // 2, choose(Collective.ALL_REDUCE, 2, 1 << 20).chunk) >= 8
+
+
+def test_chunks_fit_their_slots_and_keep_their_alignment() -> None:
+    for collective, _ in EVERY:
+        for size in (1, 2, 5, 16, 200):
+            for nbytes in SIZES:
+                for largest in (None, 64, 4096, 3 * 4096, 65536):
+                    choice = choose(collective, size, nbytes, max_chunk=largest)
+                    assert choice.algorithm in ALGORITHMS[collective]
+                    assert choice.chunk <= (largest or default_chunk(size))
+                    assert choice.chunk % 64 == 0
+                    assert choice.wave == WAVE < DEPTH
+
+
+def test_pinned_algorithms_are_kept_and_unknown_ones_refused() -> None:
+    for collective, algorithm in EVERY:
+        assert choose(collective, 4, 1 << 20, algorithm=algorithm).algorithm == algorithm
+    with pytest.raises(ValueError, match="scatter has the algorithms one_shot, not 'ring'"):
+        choose(Collective.SCATTER, 4, 1 << 20, algorithm="ring")
+    with pytest.raises(ValueError, match="max_chunk must be a positive multiple of 64 bytes, not 100"):
+        choose(Collective.SCATTER, 4, 1 << 20, max_chunk=100)
+
+
+def test_an_all_to_all_is_served_alike_whatever_a_rank_knows_of_its_sizes() -> None:
+    assert len({choose(Collective.ALL_TO_ALL, 4, nbytes) for nbytes in SIZES}) == 1
+
+
+def test_uneven_parts_are_priced_by_their_mean() -> None:
+    even = choose(Collective.ALL_GATHER, 4, 1 << 16)
+    assert choose(Collective.ALL_GATHER, 4, 0, counts=(0, 1 << 17, 1 << 16, 1 << 16)) == even
+
+
+def test_other_processes_choose_alike() -> None:
+    """Hash seeds, caches and the order of calls do not matter."""
+    table = "\n".join(
+        f"{collective} {size} {nbytes} {choose(collective, size, nbytes)}"
+        for collective in Collective
+        for size in (2, 3, 64)
+        for nbytes in SIZES
+    )
+    program = (
+        "from securecoll.codes import Collective\n"
+        "from securecoll.plan.tuner import choose\n"
+        f"for line in reversed([(c, s, n) for c in Collective for s in (2, 3, 64) for n in {SIZES}]):\n"
+        "    print(line[0], line[1], line[2], choose(*line))\n"
+    )
+    there = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert there.stdout.splitlines()[::-1] == table.splitlines()

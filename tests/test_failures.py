@@ -1,0 +1,578 @@
+"""Whatever goes wrong ends in one error of the tree on every rank, before the deadline, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import securecoll
+from securecoll import (
+    CollectiveTimeout,
+    Communicator,
+    CommunicatorClosed,
+    ConfigError,
+    HandshakeError,
+    MismatchError,
+    PeerLostError,
+    ReduceOp,
+    SecureCollError,
+)
+from tests.groups import SMALL, group, left_behind, run, segments
+
+F32 = np.float32
+
+
+def _all_reduce(count: int, dtype: Any = F32, op: ReduceOp = ReduceOp.SUM) -> Callable[[Communicator], object]:
+    return lambda c: c.all_reduce(np.zeros(count, dtype), op=op)
+
+
+MISMATCHES: dict[str, tuple[Callable[[Communicator], object], Callable[[Communicator], object], str, str]] = {
+    "count": (_all_reduce(100), _all_reduce(200), "all_reduce(float32[100], sum)", "all_reduce(float32[200], sum)"),
+    "large-count": (_all_reduce(40960), _all_reduce(40958), "float32[40960]", "float32[40958]"),
+    "dtype-same-bytes": (_all_reduce(4), _all_reduce(4, np.int32), "float32[4]", "int32[4]"),
+    "dtype-same-size": (_all_reduce(4), _all_reduce(8, np.float16), "float32[4]", "float16[8]"),
+    "op": (_all_reduce(4), _all_reduce(4, op=ReduceOp.MAX), "sum", "max"),
+    "root": (
+        lambda c: c.reduce(np.zeros(4, F32), root=0),
+        lambda c: c.reduce(np.zeros(4, F32), root=1),
+        "root=0",
+        "root=1",
+    ),
+    "collective": (_all_reduce(100), lambda c: c.barrier(), "all_reduce(float32[100], sum)", "barrier()"),
+    "gather-scatter": (
+        lambda c: c.gather(np.zeros(5, F32), root=1),
+        lambda c: c.scatter(None, np.zeros(5, F32), root=0),
+        "gather(float32[5], root=1)",
+        "scatter(float32[5], root=0)",
+    ),
+    "empty": (_all_reduce(0), _all_reduce(4), "float32[0]", "float32[4]"),
+    "all-to-all-edge": (
+        lambda c: c.all_to_all(np.zeros(5, F32), np.zeros(4, F32), [2, 3], [2, 2]),
+        lambda c: c.all_to_all(np.zeros(4, F32), np.zeros(4, F32), [2, 2], [2, 2]),
+        "all_to_all(float32[5])",
+        "all_to_all(float32[4])",
+    ),
+}
+
+
+ONE_WAY = ("gather-scatter", "all-to-all-edge")
+
+
+def _mismatch(comm: Communicator, name: str) -> tuple[str, str, str, str]:
+    comm.barrier()
+    try:
+        MISMATCHES[name][comm.rank](comm)  # type: ignore[operator]
+        first = ("returned", "")
+    except SecureCollError as e:
+        first = (type(e).__name__, str(e))
+    try:
+        comm.barrier()
+        return *first, "returned", ""
+    except SecureCollError as e:
+        return *first, type(e).__name__, str(e)
+
+
+@pytest.mark.parametrize("name", MISMATCHES)
+def test_mismatched_calls_name_both(tmp_path: Path, name: str) -> None:
+    """Every rank raises within 2 seconds, and its message holds both calls; the communicator is poisoned.
+
+    A rank that only sends (here rank 0 in the one-way cases) is done before anyone can tell it, so its next call raises.
+    """
+    with group(2, tmp_path, _mismatch, name, shape=SMALL) as ranks:
+        outcomes = ranks.finish()
+    for rank, outcome in enumerate(outcomes):
+        assert outcome.error is None
+        kind, text, later, later_text = outcome.value
+        if rank == 0 and name in ONE_WAY and kind == "returned":
+            kind, text = later, later_text
+        assert kind == "MismatchError", text
+        assert MISMATCHES[name][2] in text and MISMATCHES[name][3] in text, text
+        assert later == "MismatchError"
+        assert outcome.seconds < 2
+    assert not left_behind()
+
+
+def _killed(comm: Communicator, signum: int) -> tuple[str, str, bool, float]:
+    x = np.ones(1 << 20, F32)
+    for _ in range(3):
+        comm.all_reduce(x)
+    if comm.rank == 1:
+        os.kill(os.getpid(), signum)
+    began = time.monotonic()
+    try:
+        while True:
+            x[:] = 1
+            comm.all_reduce(x, timeout=3.0)
+    except SecureCollError as e:
+        return type(e).__name__, str(e), not x.any(), time.monotonic() - began
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_killed_peer_is_noticed_and_named(tmp_path: Path, size: int) -> None:
+    with group(size, tmp_path, _killed, signal.SIGKILL) as ranks:
+        outcomes = ranks.finish()
+    assert outcomes[1].exit_code == -signal.SIGKILL
+    for rank, outcome in enumerate(outcomes):
+        if rank == 1:
+            continue
+        kind, text, zeroed, seconds = outcome.value
+        assert kind == "PeerLostError", text
+        assert "rank 1" in text
+        assert zeroed
+        assert seconds < 2
+    assert not left_behind()
+
+
+def test_a_stopped_peer_is_noticed_at_the_deadline(tmp_path: Path) -> None:
+    with group(2, tmp_path, _killed, signal.SIGSTOP) as ranks:
+        ranks.wait_joined()
+        assert ranks._pipes[0].poll(20)
+        ranks.kill(1)
+        outcomes = ranks.finish()
+    kind, text, zeroed, seconds = outcomes[0].value
+    assert kind == "CollectiveTimeout"
+    assert "rank 1" in text and zeroed
+    assert 2.5 < seconds < 4
+
+
+def _late(comm: Communicator) -> tuple[str, float]:
+    if comm.rank == 1:
+        time.sleep(1.5)
+    began = time.monotonic()
+    try:
+        comm.all_reduce(np.zeros(10, F32), timeout=0.5)
+        return "returned", 0.0
+    except SecureCollError as e:
+        return type(e).__name__, time.monotonic() - began
+
+
+def test_timeouts_apply_at_their_own_limit(tmp_path: Path) -> None:
+    waiting, late = run(2, tmp_path, _late)
+    assert waiting[0] == "CollectiveTimeout" and 0.4 < waiting[1] < 1.0
+    assert late[0] == "CollectiveTimeout" and late[1] < 0.5  # told at its call, not at its own deadline
+
+
+def _wait_with_limit(comm: Communicator) -> None:
+    if comm.rank == 1:
+        time.sleep(0.7)
+    x = np.full(10, 1, F32)
+    work = comm.all_reduce(x, async_op=True)
+    assert work is not None
+    if comm.rank == 0:
+        with pytest.raises(CollectiveTimeout, match="still in flight"):
+            work.wait(0.1)
+        assert not work.done()
+    work.wait()  # the operation went on
+    assert (x == 2).all()
+
+
+def test_a_wait_that_ends_early_leaves_the_operation_going(tmp_path: Path) -> None:
+    run(2, tmp_path, _wait_with_limit)
+
+
+def _abort(comm: Communicator) -> tuple[str, str]:
+    if comm.rank == 1:
+        time.sleep(0.3)
+        comm.abort("the user said so")
+    try:
+        comm.all_reduce(np.zeros(10, F32))
+    except SecureCollError as e:
+        return type(e).__name__, str(e)
+    return "returned", ""
+
+
+def test_abort_ends_the_group(tmp_path: Path) -> None:
+    peer, own = run(2, tmp_path, _abort)
+    assert peer[0] == "PeerLostError" and "rank 1 reports an abort" in peer[1]
+    assert own[0] == "CommunicatorClosed" and "the user said so" in own[1]
+
+
+def _abort_from_thread(comm: Communicator) -> tuple[str, float]:
+    import threading
+
+    if comm.rank == 1:
+        time.sleep(1.0)
+        return "idle", 0.0
+    threading.Timer(0.3, comm.abort, ("stop",)).start()
+    began = time.monotonic()
+    with pytest.raises(CommunicatorClosed, match="stop"):
+        comm.barrier()
+    return "raised", time.monotonic() - began
+
+
+def test_abort_from_another_thread_wakes_a_blocked_call(tmp_path: Path) -> None:
+    waiting, _ = run(2, tmp_path, _abort_from_thread)
+    assert waiting[0] == "raised" and waiting[1] < 0.8
+
+
+def _left(comm: Communicator) -> str:
+    comm.barrier()
+    if comm.rank == 1:
+        comm.close()
+        return "closed"
+    with pytest.raises(PeerLostError, match="rank 1"):
+        comm.barrier(timeout=5)
+    return "raised"
+
+
+def test_a_peer_that_closed_is_named(tmp_path: Path) -> None:
+    assert run(2, tmp_path, _left) == ["raised", "closed"]
+
+
+def _raises_inside(comm: Communicator) -> str:
+    try:
+        with comm:
+            if comm.rank == 0:
+                raise KeyError("mine")
+            comm.barrier(timeout=5)
+    except KeyError:
+        return "own"
+    except SecureCollError as e:
+        return type(e).__name__
+    return "returned"
+
+
+def test_an_exception_in_the_block_reaches_the_peers(tmp_path: Path) -> None:
+    assert run(2, tmp_path, _raises_inside) == ["own", "PeerLostError"]
+
+
+BAD_CALLS: dict[str, tuple[Callable[[Communicator], object], str]] = {
+    "strided": (lambda c: c.all_reduce(np.zeros((4, 4), F32)[:, 1]), "C-contiguous"),
+    "read-only": (lambda c: c.all_reduce(np.broadcast_to(F32(0), (1,))), "writable"),
+    "list": (lambda c: c.all_reduce([1.0, 2.0]), "C-contiguous"),
+    "object": (lambda c: c.all_reduce(np.array(["a"], object)), "array"),
+    "datetime": (lambda c: c.all_reduce(np.zeros(2, "datetime64[s]")), "array"),
+    "dtypes-differ": (lambda c: c.all_reduce(np.zeros(2, F32), np.zeros(2, np.int32)), "float32 and the output int32"),
+    "short-output": (lambda c: c.all_gather(np.zeros(4, F32), np.zeros(7, F32)), "must hold 8 elements"),
+    "short-input": (lambda c: c.reduce_scatter(np.zeros(7, F32), np.zeros(4, F32)), "must hold 8 elements"),
+    "indivisible": (lambda c: c.all_to_all(np.zeros(7, F32), np.zeros(7, F32)), "do not divide"),
+    "counts-length": (lambda c: c.all_gather(np.zeros(1, F32), np.zeros(3, F32), counts=[1, 1, 1]), "one entry"),
+    "counts-sum": (lambda c: c.all_to_all(np.zeros(4, F32), np.zeros(4, F32), [1, 2], [2, 2]), "must hold 3"),
+    "one-sided": (lambda c: c.all_to_all(np.zeros(4, F32), np.zeros(4, F32), [2, 2]), "both directions"),
+    "root": (lambda c: c.broadcast(np.zeros(4, F32), root=2), "root 2"),
+    "negative-root": (lambda c: c.broadcast(np.zeros(4, F32), root=-1), "root -1"),
+    "min-complex": (lambda c: c.all_reduce(np.zeros(4, np.complex64), op=ReduceOp.MIN), "not defined for complex64"),
+    "band-float": (lambda c: c.all_reduce(np.zeros(4, F32), op=ReduceOp.BAND), "not defined for float32"),
+    "avg-bool": (lambda c: c.all_reduce(np.zeros(4, bool), op=ReduceOp.AVG), "not defined for bool"),
+    "overlap": (lambda c: (lambda x: c.all_reduce(x[:8], x[4:12]))(np.zeros(12, F32)), "overlap"),
+    "overlap-all-to-all": (lambda c: (lambda x: c.all_to_all(x, x))(np.zeros(12, F32)), "overlap"),
+    "overlap-gather": (lambda c: (lambda x: c.all_gather(x[3:7], x))(np.zeros(8, F32)), "overlap"),
+    "timeout": (lambda c: c.barrier(timeout=-1), "positive seconds"),
+    "algorithm": (lambda c: c.all_reduce(np.zeros(4, F32), algorithm="tree"), "'tree'"),
+    "scatter-without-input": (lambda c: c.scatter(None, np.zeros(4, F32), root=c.rank), "must give `send`"),
+}
+
+
+def _bad_calls(comm: Communicator) -> list[str]:
+    wrong = []
+    for name, (call, text) in BAD_CALLS.items():
+        try:
+            call(comm)
+            wrong.append(f"{name}: accepted")
+        except ConfigError as e:
+            if text not in str(e) or f"rank {comm.rank}" not in str(e):
+                wrong.append(f"{name}: {e}")
+    x = np.full(4, comm.rank + 1, F32)
+    comm.all_reduce(x)  # nothing was sent: sequence numbers are still in step
+    return wrong if (x == 3).all() else [*wrong, "wrong sum afterwards"]
+
+
+def test_bad_arguments_are_refused_before_anything_is_sent(tmp_path: Path) -> None:
+    """Each refusal names the rank and the fault, and the group still works after all of them."""
+    assert run(2, tmp_path, _bad_calls) == [[], []]
+
+
+def _use_after_fork(comm: Communicator) -> str:
+    comm.barrier()
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            comm.barrier()
+            text = "returned"
+        except SecureCollError as e:
+            text = f"{type(e).__name__}: {e}"
+        segments = [t for t in (os.readlink(f"/proc/self/fd/{f}") for f in _descriptors()) if "securecoll-" in t]
+        maps = Path("/proc/self/maps").read_text()
+        os.write(write, f"{text}|{len(segments)}|{'securecoll-' in maps}".encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    comm.barrier()  # the parent's is untouched
+    return os.read(read, 4096).decode()
+
+
+def _descriptors() -> list[str]:
+    names = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+        names.append(name)
+    return names
+
+
+def test_a_forked_child_gets_an_error_and_no_descriptors(tmp_path: Path) -> None:
+    for report in run(2, tmp_path, _use_after_fork):
+        text, segments, mapped = report.split("|")
+        assert text.startswith("CommunicatorClosed") and "fork" in text
+        assert segments == "0" and mapped == "False"
+
+
+def _joins_again_in_child(comm: Communicator, folder: str, key: str) -> None:
+    comm.barrier()
+    child = os.fork()
+    if child == 0:
+        try:
+            exchange = securecoll.DirectoryExchange(f"{folder}/again", rank=comm.rank, size=comm.size)
+            with Communicator.create(exchange, key, timeout=10) as mine:
+                x = np.ones(3, F32)
+                mine.all_reduce(x)
+                work = mine.all_reduce(x, async_op=True)
+                assert work is not None
+                work.wait()
+            os._exit(0 if (x == 4).all() else 3)
+        except BaseException as e:
+            print(repr(e), file=sys.stderr, flush=True)
+            os._exit(4)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    comm.barrier()
+
+
+def test_a_forked_child_can_join_a_group_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "again").mkdir()
+    run(2, tmp_path, _joins_again_in_child, str(tmp_path), str(tmp_path / "key"))
+
+
+def _other_rank(rank: int, folder: Path, key: bytes, size: int, pipe: Any, options: dict[str, Any]) -> None:
+    path = folder / f"key{rank}"
+    descriptor = os.open(path, os.O_CREAT | os.O_WRONLY, 0o600)
+    os.write(descriptor, key)
+    os.close(descriptor)
+    began = time.monotonic()
+    try:
+        exchange = securecoll.DirectoryExchange(folder / "exchange", rank=rank, size=size)
+        Communicator.create(exchange, path, timeout=5, **options)
+        pipe.send(("joined", "", time.monotonic() - began))
+    except Exception as e:
+        pipe.send((type(e).__name__, str(e), time.monotonic() - began))
+
+
+def _join_differently(
+    folder: Path, keys: list[bytes], options: list[dict[str, Any]]
+) -> list[tuple[str, str, float]]:
+    from tests.groups import _context
+
+    (folder / "exchange").mkdir()
+    results = []
+    pairs = []
+    for rank, (key, option) in enumerate(zip(keys, options, strict=True)):
+        ours, theirs = _context.Pipe()
+        process = _context.Process(target=_other_rank, args=(rank, folder, key, len(keys), theirs, option))
+        process.start()
+        pairs.append((process, ours))
+    for process, pipe in pairs:
+        assert pipe.poll(30)
+        results.append(pipe.recv())
+        process.join(10)
+        assert process.exitcode == 0
+    assert not left_behind()
+    return results
+
+
+def test_keys_that_differ_in_one_bit_do_not_join(tmp_path: Path) -> None:
+    key = bytes(range(1, 33))
+    other = bytes([key[0] ^ 1]) + key[1:]
+    for kind, text, seconds in _join_differently(tmp_path, [key, other], [{}, {}]):
+        assert kind == "AuthenticationError" and "authentication" in text
+        assert seconds < 5
+        assert key.hex() not in text and other.hex() not in text
+
+
+@pytest.mark.parametrize("option", [{"shape": SMALL}, {"job": "other"}], ids=["shape", "job"])
+def test_members_that_ask_for_different_things_do_not_join(tmp_path: Path, option: dict[str, Any]) -> None:
+    key = bytes(range(1, 33))
+    for kind, text, _ in _join_differently(tmp_path, [key, key], [{}, option]):
+        assert kind in ("HandshakeError", "AuthenticationError"), text
+
+
+def test_a_peer_that_never_comes_ends_at_the_deadline(tmp_path: Path) -> None:
+    (tmp_path / "exchange").mkdir()
+    key = tmp_path / "key"
+    key.write_bytes(bytes(range(32)))
+    key.chmod(0o600)
+    began = time.monotonic()
+    with pytest.raises(HandshakeError, match="1"):
+        Communicator.create(securecoll.DirectoryExchange(tmp_path / "exchange", rank=0, size=2), key, timeout=1)
+    assert time.monotonic() - began < 5
+    assert not left_behind()
+
+
+def test_rank_and_size_out_of_range(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        securecoll.DirectoryExchange(tmp_path, rank=2, size=2)
+    with pytest.raises(ConfigError, match="rank 1 of 4"):
+        securecoll.init(exchange=securecoll.DirectoryExchange(tmp_path, rank=0, size=2), rank=1, size=4)
+
+
+def test_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="keygen"):
+        securecoll.init()
+
+
+_SMALL_SHM = """
+import ctypes, os, sys
+CLONE_NEWNS = 0x20000
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.unshare(CLONE_NEWNS) or libc.mount(b"none", b"/", None, 0x44000, None) or \\
+   libc.mount(b"tmpfs", b"/dev/shm", b"tmpfs", 0, b"size=1m"):
+    sys.exit(77)
+import securecoll
+from securecoll.communicator import Communicator
+try:
+    Communicator.create(securecoll.DirectoryExchange(sys.argv[1], rank=0, size=2), sys.argv[2], timeout=2)
+except securecoll.ConfigError as e:
+    print(e)
+    print("left", [n for n in os.listdir("/dev/shm")])
+"""
+
+
+def test_shared_memory_that_is_too_small(tmp_path: Path) -> None:
+    """An error with path, needed and free bytes, and nothing left; never a SIGBUS."""
+    (tmp_path / "exchange").mkdir()
+    key = tmp_path / "key"
+    key.write_bytes(bytes(range(32)))
+    key.chmod(0o600)
+    done = subprocess.run(
+        [sys.executable, "-c", _SMALL_SHM, str(tmp_path / "exchange"), str(key)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if done.returncode == 77:
+        pytest.skip("mounting a small /dev/shm needs a privileged user")
+    assert done.returncode == 0, done.stderr
+    assert "/dev/shm/securecoll-" in done.stdout and "needs" in done.stdout and "free" in done.stdout
+    needed = securecoll._engine.segment_bytes(2, 65536, 16)
+    assert str(needed) in done.stdout and "1048576" in done.stdout
+    assert "left []" in done.stdout
+
+
+def _open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def _many_groups(comm: Communicator, folder: str, key: str) -> tuple[list[int], list[int], list[int]]:
+    descriptors, threads, resident = [], [], []
+    for i in range(12):
+        path = Path(folder) / f"g{i}"
+        path.mkdir(exist_ok=True)
+        exchange = securecoll.DirectoryExchange(path, rank=comm.rank, size=2)
+        with Communicator.create(exchange, key, timeout=10) as mine:
+            mine.all_reduce(np.ones(100_000, F32))
+            work = mine.all_reduce(np.ones(1000, F32), async_op=True)
+            assert work is not None
+            work.wait()
+            del work
+        exchange.close()
+        descriptors.append(_open_descriptors())
+        threads.append(len(os.listdir("/proc/self/task")))
+        resident.append(int(Path("/proc/self/statm").read_text().split()[1]) * 4096)
+    return descriptors, threads, resident
+
+
+def test_groups_leak_nothing(tmp_path: Path) -> None:
+    for descriptors, threads, resident in run(2, tmp_path, _many_groups, str(tmp_path), str(tmp_path / "key")):
+        assert len(set(descriptors[1:])) == 1, descriptors
+        assert len(set(threads[1:])) == 1, threads
+        assert resident[-1] - resident[2] < 4 << 20, resident
+    assert not left_behind()
+
+
+def test_a_killed_job_leaves_nothing(tmp_path: Path) -> None:
+    with group(3, tmp_path, _killed_all) as ranks:
+        ranks.wait_joined()
+        for rank in range(3):
+            ranks.kill(rank)
+        outcomes = ranks.finish()
+    assert [o.exit_code for o in outcomes] == [-signal.SIGKILL] * 3
+    assert not left_behind()
+
+
+def _killed_all(comm: Communicator) -> None:
+    while True:
+        comm.all_reduce(np.ones(100_000, F32))
+
+
+def test_a_segment_without_owner_is_swept_and_others_are_not(tmp_path: Path) -> None:
+    """A rank killed between making its segment and joining leaves a name; the next process removes it. A segment whose
+    owner lives stays, and so does a young one, which may be about to be locked."""
+    old, young, foreign = (Path("/dev/shm") / n for n in ("securecoll-0-old", "securecoll-0-young", "other-0-old"))
+    for path in (old, young, foreign):
+        path.write_bytes(b"x")
+    probe = (
+        "from securecoll import _engine; import time\n"
+        "s = _engine.Segment(0, 2, 4096, 4); print('up', flush=True); time.sleep(30)"
+    )
+    try:
+        _age(old, 120)
+        _age(foreign, 120)
+        owner = subprocess.Popen([sys.executable, "-c", probe], stdout=subprocess.PIPE, text=True)
+        try:
+            assert owner.stdout is not None and owner.stdout.readline() == "up\n"
+            owned = [name for name, pid in segments().items() if pid == owner.pid]
+            assert len(owned) == 1
+            assert not old.exists()
+            assert young.exists() and foreign.exists()
+        finally:
+            owner.kill()
+            owner.wait()
+        (Path("/dev/shm") / owned[0]).unlink()
+    finally:
+        for path in (old, young, foreign):
+            path.unlink(missing_ok=True)
+
+
+def _age(path: Path, seconds: int) -> None:
+    then = time.time() - seconds
+    os.utime(path, (then, then))
+
+
+def test_a_script_that_never_closes_exits_cleanly(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_bytes(bytes(range(32)))
+    key.chmod(0o600)
+    script = (
+        "import sys, numpy as np, securecoll\n"
+        "c = securecoll.init(sys.argv[2], securecoll.DirectoryExchange(sys.argv[1], rank=int(sys.argv[3]), size=2))\n"
+        "w = c.all_reduce(np.ones(1000, np.float32), async_op=True)\n"
+        "c.barrier()\n"
+    )
+    (tmp_path / "exchange").mkdir()
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, str(tmp_path / "exchange"), str(key), str(r)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for r in range(2)
+    ]
+    for process in ranks:
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 0, errors
+    assert not left_behind()
+
+
+def test_errors_are_one_tree() -> None:
+    for kind in (ConfigError, MismatchError, PeerLostError, CollectiveTimeout, CommunicatorClosed, HandshakeError):
+        assert issubclass(kind, SecureCollError) and issubclass(kind, RuntimeError)

@@ -1,0 +1,181 @@
+"""Registration, options, a binding that does not fit, and the end of a process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import securecoll.torch
+from securecoll.errors import ConfigError
+from tests.torch.ranks import key_for, on_ranks
+
+
+def python(script: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script), *arguments],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_the_backend_is_registered() -> None:
+    assert dist.Backend("securecoll") == "securecoll"
+    assert dist.Backend.backend_capability["securecoll"] == ["cpu", "cuda"]
+    assert dist.Backend.default_device_backend_map["cpu"] == "gloo"  # torch's default stays
+
+
+def test_registering_never_breaks_the_import_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("another torch")
+
+    monkeypatch.setattr(dist.Backend, "backend_list", [])
+    monkeypatch.setattr(dist.Backend, "register_backend", broken)
+    with pytest.warns(UserWarning, match="another torch"):
+        securecoll.torch._autoload()
+
+
+def test_a_binding_for_another_torch_says_what_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    built_for = ModuleType("securecoll.torch._built_for")
+    built_for.TORCH_VERSION = "1.2.3"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "securecoll.torch._built_for", built_for)
+    with pytest.raises(ImportError, match=r"built for torch 1\.2\.3.*pip install --no-build-isolation"):
+        dist.init_process_group("securecoll", store=dist.HashStore(), rank=0, world_size=1)
+    assert not dist.is_initialized()
+
+
+def test_a_missing_binding_says_what_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "securecoll.torch._built_for", None)
+    with pytest.raises(ImportError, match=r"without its binding.*pip install --no-build-isolation"):
+        securecoll.torch._binding()
+
+
+@pytest.mark.parametrize("field", ["version", "size"])
+def test_another_engine_table_is_refused(field: str) -> None:
+    script = """
+        import ctypes, sys, types, torch
+        sys.modules["securecoll._engine"] = engine = types.ModuleType("securecoll._engine")
+        words = (ctypes.c_uint32 * 64)(*((99, 8 * 64) if sys.argv[1] == "version" else (1, 8)))
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+        engine.table = new(ctypes.addressof(words), b"securecoll.engine.table", None)
+        try:
+            import securecoll._torch
+        except ImportError as e:
+            print("refused:", e)
+    """
+    process = python(script, field)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0 and "refused: securecoll._torch was built for version 1" in output, output
+    assert "reinstall securecoll" in output
+
+
+@on_ranks(2)
+def test_options_of_another_kind_are_refused(rank: int, size: int) -> None:
+    with pytest.raises(ConfigError, match="SecureCollOptions"):
+        securecoll.torch._create(_options(rank, size), {"key": "value"})
+
+
+@on_ranks(2)
+def test_a_group_can_have_its_own_key(rank: int, size: int) -> None:
+    path = Path(os.environ["SECURECOLL_KEY_FILE"]).with_name(f"other{rank}")
+    path.write_bytes(bytes(range(32)))
+    path.chmod(0o600)
+    group = dist.new_group([0, 1], pg_options=securecoll.torch.SecureCollOptions(key=path))
+    x = torch.ones(1)
+    dist.all_reduce(x, group=group)
+    assert x.item() == 2
+
+
+@on_ranks(2)
+def test_destroying_and_making_groups_again_over_one_store(rank: int, size: int) -> None:
+    path = Path(os.environ["SECURECOLL_KEY_FILE"]).with_name("again")
+    store = dist.FileStore(str(path), size)
+    dist.destroy_process_group()
+    for _ in range(3):
+        dist.init_process_group(
+            "securecoll", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=20)
+        )
+        x = torch.ones(2)
+        dist.all_reduce(x)
+        group = dist.new_group([0, 1])
+        dist.all_reduce(x, group=group)
+        assert (x == 4).all()
+        dist.destroy_process_group()
+    dist.init_process_group(
+        "cpu:securecoll,cuda:securecoll", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=20)
+    )
+    dist.all_reduce(x)
+    dist.barrier()
+    found: list[object] = [None, None]
+    dist.all_gather_object(found, rank)
+    assert found == [0, 1]
+    beside = dist.new_group([0, 1], backend="gloo")
+    dist.all_reduce(x, group=beside)
+    assert (x == 16).all()
+
+
+def _options(rank: int, size: int) -> object:
+    options = dist.distributed_c10d._DistributedBackendOptions()
+    options.store, options.group_rank, options.group_size = dist.HashStore(), rank, size
+    options.timeout, options.group_id, options.global_ranks_in_group = timedelta(seconds=5), "x", []
+    return options
+
+
+def test_a_script_that_never_destroys_its_group_exits_cleanly(tmp_path: Path) -> None:
+    script = """
+        import sys, time, torch, torch.distributed as dist, securecoll.torch
+        rank = int(sys.argv[1])
+        dist.init_process_group("securecoll", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+        x = torch.ones(1000)
+        dist.all_reduce(x)
+        if rank == 1:
+            time.sleep(0.5)
+        work = dist.all_reduce(x, async_op=True)
+        work.get_future().add_done_callback(lambda f: print("sum", f.value()[0][0].item(), flush=True))
+    """
+    processes = [
+        python(script, str(rank), str(tmp_path / "store"), SECURECOLL_KEY_FILE=str(key_for(tmp_path)))
+        for rank in range(2)
+    ]
+    for process in processes:
+        output, _ = process.communicate(timeout=90)
+        assert process.returncode == 0, output
+        assert "sum 4.0" in output, output
+
+
+def test_a_script_that_dies_with_work_in_flight_exits_soon(tmp_path: Path) -> None:
+    script = """
+        import sys, time, torch, torch.distributed as dist, securecoll.torch
+        rank = int(sys.argv[1])
+        dist.init_process_group("securecoll", init_method="file://" + sys.argv[2], rank=rank, world_size=2)
+        x = torch.ones(1000)
+        dist.all_reduce(x)
+        if rank == 0:
+            work = dist.all_reduce(x, async_op=True)
+            raise ValueError("on purpose")
+        try:
+            time.sleep(1)
+            dist.all_reduce(x[:10])
+            dist.barrier()
+            print("no error")
+        except RuntimeError as e:
+            print("peer saw:", e)
+    """
+    processes = [
+        python(script, str(rank), str(tmp_path / "store"), SECURECOLL_KEY_FILE=str(key_for(tmp_path)))
+        for rank in range(2)
+    ]
+    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    assert processes[0].returncode == 1 and "on purpose" in outputs[0], outputs[0]
+    assert processes[1].returncode == 0 and "peer saw" in outputs[1], outputs[1]
