@@ -184,7 +184,7 @@ class Session:
         if what == "begin":
             return self._begin(command)
         if what == "time":
-            return {"seconds": self._time(command["iters"])}
+            return self._time(command["iters"])
         if what == "end":
             self._run = self._buffers = None
             return {}
@@ -220,20 +220,23 @@ class Session:
             "opened": after[1] - before[1],
         }
 
-    def _time(self, iters: int) -> list[float]:
-        """Seconds of each of ``iters`` calls on this rank, each after a barrier; a tenth as many go before them."""
+    def _time(self, iters: int) -> Message:
+        """When each of ``iters`` calls began and ended on this rank; a barrier precedes each, and a tenth as many all.
+
+        In seconds of the host's monotonic clock, which all ranks read alike.
+        """
         run, barrier = self._run, self._contender.barrier
         if run is None:
             raise ValueError("no case is set up")
         for _ in range(max(2, iters // 10)):
             run()
-        seconds = []
+        begun, ended = [], []
         for _ in range(iters):
             barrier()
-            start = time.perf_counter()
+            begun.append(time.monotonic())
             run()
-            seconds.append(time.perf_counter() - start)
-        return seconds
+            ended.append(time.monotonic())
+        return {"begun": begun, "ended": ended}
 
 
 def make(options: argparse.Namespace) -> Contender:

@@ -3,9 +3,13 @@
     .venv/bin/python benchmarks/peers.py --ranks 2 --json out.json
 
 Every contender is a set of rank processes that stay up. Rounds alternate between them, in an order that rotates, and
-while one set runs the others are blocked: so whatever else this machine does hits all alike. An iteration takes as
-long as on its slowest rank; reported are medians over a round's iterations, then over rounds. All run with default
-settings; those that are not installed are left out, with a line that says so. The others send plaintext.
+while one set runs the others are blocked: so whatever else this machine does hits all alike. Reported are medians over
+a round's iterations, then over rounds. All run with default settings; those that are not installed are left out, with
+a line that says so. The others send plaintext.
+
+An iteration follows a barrier and lasts from when the last rank has entered the collective until the last rank has
+left it: nobody can finish earlier, and how unevenly a library's barrier lets ranks go is not the collective's. The
+time on the slowest rank, which counts that too, is ``slowest_us`` in the JSON.
 
 The AEAD floor is what the cipher alone would cost (harness/floor.py), at rates measured between the same rounds.
 Exit status: 0; 1 when a result was wrong; 2 when the run could not start or a contender failed.
@@ -45,6 +49,8 @@ HERE = Path(__file__).resolve().parent
 SIZES = "8,1K,64K,1M,16M,64M"
 LARGE = 64 << 20
 MIB = 1 << 20
+RATES = ("kernel_", "", "cryptography_")
+"""Prefixes of what Sampler measures."""
 
 
 class ContenderError(RuntimeError):
@@ -182,6 +188,7 @@ class Row:
     floor_us: float | None = None
     median_us: dict[str, float] = field(default_factory=dict)
     rounds_us: dict[str, list[float]] = field(default_factory=dict)
+    slowest_us: dict[str, float] = field(default_factory=dict)
     sealed: list[int] = field(default_factory=list)
     """Plaintext bytes that each rank sealed."""
     opened: list[int] = field(default_factory=list)
@@ -210,7 +217,8 @@ def plan(options: argparse.Namespace) -> Iterator[tuple[str, int]]:
 def measure(groups: Sequence[Group], op: str, size: int, options: argparse.Namespace, sampler: Sampler | None) -> Row:
     """One row: every group checked once, then rounds that alternate between them."""
     row = Row(op, size, options.ranks)
-    iters = {}
+    iters: dict[str, int] = {}
+    slowest: dict[str, list[float]] = {}
     for group in groups:
         name = group.kind.name
         answers = group.ask({"do": "begin", "op": op, "bytes": size})
@@ -219,25 +227,34 @@ def measure(groups: Sequence[Group], op: str, size: int, options: argparse.Names
         if name == "securecoll":
             row.sealed = [answer["sealed"] for answer in answers]
             row.opened = [answer["opened"] for answer in answers]
-        first = median(slowest(group.ask({"do": "time", "iters": 3})))
+        first = median(span for span, _ in durations(group.ask({"do": "time", "iters": 3})))
         iters[name] = int(min(max(options.seconds / first, 5), 500))
         row.rounds_us[name] = []
+        slowest[name] = []
     for number in range(options.rounds):
         turn = number % len(groups)
         for group in [*groups[turn:], *groups[:turn]]:
-            times = slowest(group.ask({"do": "time", "iters": iters[group.kind.name]}))
-            row.rounds_us[group.kind.name].append(median(times) * 1e6)
+            name = group.kind.name
+            times = durations(group.ask({"do": "time", "iters": iters[name]}))
+            row.rounds_us[name].append(median(span for span, _ in times) * 1e6)
+            slowest[name].append(median(longest for _, longest in times) * 1e6)
         if sampler is not None:
             sampler.sample()
     for group in groups:
         group.ask({"do": "end"})
     row.median_us = {name: median(rounds) for name, rounds in row.rounds_us.items()}
+    row.slowest_us = {name: median(rounds) for name, rounds in slowest.items()}
     return row
 
 
-def slowest(answers: Sequence[Message]) -> list[float]:
-    """Seconds of each iteration on its slowest rank."""
-    return [max(times) for times in zip(*(answer["seconds"] for answer in answers), strict=True)]
+def durations(answers: Sequence[Message]) -> list[tuple[float, float]]:
+    """Of each iteration, seconds from the last rank's start to the last rank's end, and those on the slowest rank."""
+    begun = zip(*(answer["begun"] for answer in answers), strict=True)
+    ended = zip(*(answer["ended"] for answer in answers), strict=True)
+    return [
+        (max(ends) - max(starts), max(end - start for start, end in zip(starts, ends, strict=True)))
+        for starts, ends in zip(begun, ended, strict=True)
+    ]
 
 
 def machine() -> dict[str, Any]:
@@ -276,7 +293,7 @@ class Verdict:
 
 
 def verdicts(rows: Sequence[Row], aead: dict[str, float], memory: dict[str, Any], ranks: int) -> list[Verdict]:
-    """The targets of docs/benchmarks.md for this number of ranks."""
+    """The project's targets for this number of ranks."""
     found = {(row.op, row.bytes): row for row in rows}
     large, small = found.get(("all_reduce", LARGE)), found.get(("all_reduce", 8))
     result = []
@@ -492,12 +509,9 @@ def show(document: dict[str, Any], console: Console) -> None:
             highlight=False,
         )
     if aead:
-        console.print(
-            f"AEAD on 64 KiB in cache, one core, GB/s: {aead['kernels']} seals {aead['kernel_seal_gbs']:.2f} and opens "
-            f"{aead['kernel_open_gbs']:.2f}; called from Python {aead['seal_gbs']:.2f} and {aead['open_gbs']:.2f}, "
-            f"cryptography {aead['cryptography_seal_gbs']:.2f} and {aead['cryptography_open_gbs']:.2f}",
-            highlight=False,
-        )
+        pairs = (f"{aead[f'{whose}seal_gbs']:.2f} and {aead[f'{whose}open_gbs']:.2f}" for whose in RATES)
+        line = "AEAD on 64 KiB in cache, one core, GB/s: {} seals and opens {}; called from Python {}; cryptography {}"
+        console.print(line.format(aead["kernels"], *pairs), highlight=False)
     console.print(verdict_table(document["verdicts"]))
 
 

@@ -130,9 +130,9 @@ def total(value: int) -> int:
     return int(tensor.item())
 
 
-def scan(sent: bytes, regions: list[Region], console: Console) -> bool:
-    """Searches ``regions``, copied right after a step, for the gradients that any rank sent in that step."""
-    secrets = everyones(sent)
+def scan(sent: bytes, averaged: bytes, regions: list[Region], console: Console) -> bool:
+    """Searches ``regions``, copied right after a step, for the gradients that any rank sent, and for their average."""
+    secrets = [*everyones(sent), averaged]
     found = total(find_all(secrets, regions))
     with planted(sent[:4096]):
         control = total(find_all(secrets, snapshot()))
@@ -202,7 +202,8 @@ def main() -> int:
     same = len(set(hashes)) == 1
     for rank, digest in enumerate(hashes):
         console.print(f"{mark(same)} SHA-256 of the parameters on rank {rank}: {digest}")
-    sealed = scan(tap.sent, shared, console)
+    averaged = b"".join(p.grad.numpy().tobytes() for p in model.parameters() if p.grad is not None)
+    sealed = scan(tap.sent, averaged, shared, console)
     compare(console)
     dist.destroy_process_group()
     return 0 if reached > 0.95 and same and sealed else 1

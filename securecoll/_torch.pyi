@@ -1,9 +1,8 @@
-"""The c10d backend on the engine's function table."""
+"""The torch binding, as Python sees it: bindings/torch/module.cpp. Import torch first."""
 
 from datetime import timedelta
-
-from torch.distributed.distributed_c10d import Backend
+from typing import Any
 
 TORCH_VERSION: str
 
-def create(communicator: object, rank: int, size: int, timeout: timedelta, owner: object = None) -> Backend: ...
+def create(communicator: object, rank: int, size: int, timeout: timedelta, owner: object = None) -> Any: ...

@@ -111,7 +111,7 @@ class Communicator:
         shape = shape or Shape.of(size)
         job_id = (job or settings.job).encode()
         policy = Policy()
-        source = config.current_key_source() if key is None else KeyFile(key) if _is_path(key) else key
+        source = _key_source(key)
         psk = source.psk()
         deadline = time.monotonic() + timeout
         with _uses_lock:
@@ -156,8 +156,6 @@ class Communicator:
             if segment is not None:
                 segment.close()
             raise
-        finally:
-            psk.erase()
         # What no stream took over (roots of lanes that nothing uses yet) is not kept.
         session.erase()
         with _uses_lock:
@@ -558,5 +556,7 @@ class _Alone:
         return [blob]
 
 
-def _is_path(key: object) -> bool:
-    return isinstance(key, (str, os.PathLike))
+def _key_source(key: KeySource | str | os.PathLike[str] | None) -> KeySource:
+    if key is None:
+        return config.current_key_source()
+    return KeyFile(key) if isinstance(key, (str, os.PathLike)) else key

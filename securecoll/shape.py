@@ -28,8 +28,10 @@ class Shape:
     def __post_init__(self) -> None:
         if not 0 < self.budget_blocks <= 1 << 32:
             raise ValueError("a key may seal at most 2**32 blocks")
-        if self.slot_bytes < 64 or self.slot_bytes % 64 or self.depth < 1 or self.wave < 1:
-            raise ValueError("slots take a positive multiple of 64 bytes; depth and wave are at least 1")
+        if self.slot_bytes < 64 or self.slot_bytes % 64:
+            raise ValueError("slots take a positive multiple of 64 bytes")
+        if not 0 < self.wave < self.depth:
+            raise ValueError("a lane must be deeper than a wave, which has at least one chunk: else rings deadlock")
 
     @classmethod
     def of(cls, size: int) -> Shape:

@@ -48,8 +48,8 @@ class Sampler:
     """Measures the engine's AEAD kernels beside those of the ``cryptography`` package, turn by turn.
 
     All seal and open the same 64 KiB in memory, over and over, and allocate nothing. Both packages are called from
-    Python, so that they compare; the engine's kernels are also measured without it, which is what a floor needs. A turn
-    counts with its fastest slice: whatever else ran on the core is not the cipher's.
+    Python, so that they compare; the engine's kernels are also measured without it, which is what a floor needs. A
+    turn counts with its fastest slice: whatever else ran on the core is not the cipher's.
     """
 
     def __init__(self, seconds: float = 0.01) -> None:
@@ -68,7 +68,9 @@ class Sampler:
             "open_gbs": lambda: ours.open_into(nonce, aad, sealed, plain),
             "cryptography_open_gbs": lambda: theirs.decrypt_into(nonce, sealed, aad, plain),
         }
-        self._kernel_rates = lambda: _engine.aead_rate(self.kernels, NBYTES, 2 * seconds)
+        self._kernel_rates: Callable[[], tuple[float, float]] = lambda: _engine.aead_rate(
+            self.kernels, NBYTES, 2 * seconds
+        )
         self._seconds = seconds
         self._samples: dict[str, list[float]] = {}
 
@@ -81,8 +83,8 @@ class Sampler:
             self._samples.setdefault(name, []).append(self._rate(call))
 
     def medians(self) -> dict[str, float]:
-        """10^9 bytes a second over all turns: ``seal_gbs`` and ``open_gbs`` of the engine, called from Python; the same
-        of ``cryptography`` under ``cryptography_``, and of the engine's kernels alone under ``kernel_``."""
+        """10^9 bytes a second: ``seal_gbs`` and ``open_gbs`` of the engine, called from Python; those of
+        ``cryptography``, under ``cryptography_``; and those of the engine's kernels alone, under ``kernel_``."""
         return {name: median(values) for name, values in self._samples.items()}
 
     def rates(self) -> AeadRates:

@@ -2,39 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-
-
-@dataclass(frozen=True, slots=True)
-class Mapping:
-    """One line of ``/proc/self/maps``: addresses ``start`` to below ``end``."""
-
-    start: int
-    end: int
-    permissions: str
-    inode: int
-    path: str
-
-    @property
-    def nbytes(self) -> int:
-        """Its size."""
-        return self.end - self.start
-
-
-def shared_mappings() -> list[Mapping]:
-    """All memory of this process that other processes may see or change, whatever it is named.
-
-    That is every shared mapping of ``/dev/shm``, a memfd or anonymous shared memory, but not of files on disk.
-    """
-    found = []
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        addresses, permissions, _offset, _device, inode, *path = line.split(maxsplit=5)
-        name = path[0] if path else ""
-        if permissions[3] == "s" and (not name or name.startswith(("/dev/shm/", "/memfd:", "/dev/zero"))):
-            start, end = (int(address, 16) for address in addresses.split("-"))
-            found.append(Mapping(start, end, permissions, int(inode), name))
-    return found
 
 
 def private_bytes() -> int:
@@ -46,6 +14,16 @@ def private_bytes() -> int:
 
 
 def owned_shared_bytes() -> int:
-    """Shared memory that this process may write: of a segment that is mapped read-only, another rank is the owner."""
-    writable = [mapping for mapping in shared_mappings() if "w" in mapping.permissions]
-    return sum({(mapping.inode, mapping.path, mapping.nbytes): mapping.nbytes for mapping in writable}.values())
+    """Shared memory that this process may write, whatever it is named; a segment that is mapped twice counts once.
+
+    Of a segment that is mapped read-only, another rank is the owner. Files on disk do not count.
+    """
+    segments = {}
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, permissions, _offset, _device, inode, *path = line.split(maxsplit=5)
+        name = path[0] if path else ""
+        in_memory = not name or name.startswith(("/dev/shm/", "/memfd:", "/dev/zero"))
+        if in_memory and permissions[1] == "w" and permissions[3] == "s":
+            start, end = (int(address, 16) for address in addresses.split("-"))
+            segments[inode, end - start] = end - start
+    return sum(segments.values())

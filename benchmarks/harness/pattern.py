@@ -187,7 +187,8 @@ class Pattern:
 
     def _divided(self, total: Array) -> Array:
         if self.element.kind != "i":
-            return np.asarray(total / total.dtype.type(self.ranks), total.dtype)
+            parts = total.view(total.real.dtype)  # NumPy multiplies complex numbers by a rounded 1 / n
+            return np.asarray(parts / parts.dtype.type(self.ranks)).view(total.dtype)
         wide = total.astype(np.uint64 if total.dtype.kind == "u" else np.int64)
         divisor = wide.dtype.type(self.ranks)
         return np.asarray((wide - np.fmod(wide, divisor)) // divisor).astype(total.dtype)  # toward zero
@@ -218,7 +219,7 @@ class Pattern:
 
     def _integers(self, rank: int) -> Array:
         if self.operation == "prod":
-            return self._noise(rank, 0) | np.uint64(1)  # even factors would end in zero
+            return np.asarray(self._noise(rank, 0) | np.uint64(1))  # even factors would end in zero
         if self.operation != "premulsum":
             return self._bits(rank)
         # The engine scales integers in double: stay where that is exact and in range.

@@ -427,8 +427,11 @@ def main(collective: Collective, argv: Sequence[str] | None = None) -> int:
         with join(launch, key, options.timeout) as communicator:
             rates = shared_rates(communicator, launch)
             return run(communicator, collective, launch, options, rates, [note])
-    except (LaunchError, SecureCollError) as error:
+    except LaunchError as error:
         print(f"{collective.name}_perf.py: rank {rank}: {error}", file=sys.stderr)
+        return FAILED
+    except SecureCollError as error:  # says which rank by itself
+        print(f"{collective.name}_perf.py: {error}", file=sys.stderr)
         return FAILED
 
 

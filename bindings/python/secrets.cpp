@@ -75,7 +75,6 @@ class OneShotGcm {
  public:
   OneShotGcm(const Secret& key, bool seal) : context_(EVP_CIPHER_CTX_new()) {
     if (key.size() != kKey) throw nb::value_error("the wrapping key must have 32 bytes");
-    if (!Arena::instance().alive()) throw std::runtime_error("secrets do not survive a fork");
     set_key(key.data(), seal);
   }
   ~OneShotGcm() {
@@ -198,9 +197,6 @@ void bind_secrets(nb::module_& m) {
         "Seals a 32-byte secret under a 32-byte key that is used once (AES-256-GCM, nonce 0): 48 bytes.");
   m.def("unwrap", &unwrap_secret, nb::arg("key"), nb::arg("aad"), nb::arg("blob"),
         "The secret that wrap() sealed, or None where key, associated data or blob are not the same.");
-  m.def(
-      "arena_alive", [] { return Arena::instance().alive(); },
-      "False in a child made by fork: the parent's secrets are gone there.");
   m.def(
       "arena_used_bytes", [] { return Arena::instance().used_bytes(); }, "Bytes of live secrets, in 64-byte blocks.");
 }

@@ -20,26 +20,46 @@ struct ElementType {
 
 ElementType element_type(at::ScalarType type) {
   switch (type) {
-    case at::kByte: return {DType::u8, "torch.uint8"};
-    case at::kChar: return {DType::i8, "torch.int8"};
-    case at::kUInt16: return {DType::u16, "torch.uint16"};
-    case at::kShort: return {DType::i16, "torch.int16"};
-    case at::kUInt32: return {DType::u32, "torch.uint32"};
-    case at::kInt: return {DType::i32, "torch.int32"};
-    case at::kUInt64: return {DType::u64, "torch.uint64"};
-    case at::kLong: return {DType::i64, "torch.int64"};
-    case at::kHalf: return {DType::f16, "torch.float16"};
-    case at::kBFloat16: return {DType::bf16, "torch.bfloat16"};
-    case at::kFloat: return {DType::f32, "torch.float32"};
-    case at::kDouble: return {DType::f64, "torch.float64"};
-    case at::kComplexFloat: return {DType::c64, "torch.complex64"};
-    case at::kComplexDouble: return {DType::c128, "torch.complex128"};
-    case at::kBool: return {DType::boolean, "torch.bool"};
-    case at::kFloat8_e4m3fn: return {DType::f8e4m3fn, "torch.float8_e4m3fn"};
-    case at::kFloat8_e5m2: return {DType::f8e5m2, "torch.float8_e5m2"};
-    case at::kFloat8_e4m3fnuz: return {DType::f8e4m3fnuz, "torch.float8_e4m3fnuz"};
-    case at::kFloat8_e5m2fnuz: return {DType::f8e5m2fnuz, "torch.float8_e5m2fnuz"};
-    default: return {DType::none, c10::toString(type)};
+    case at::kByte:
+      return {DType::u8, "torch.uint8"};
+    case at::kChar:
+      return {DType::i8, "torch.int8"};
+    case at::kUInt16:
+      return {DType::u16, "torch.uint16"};
+    case at::kShort:
+      return {DType::i16, "torch.int16"};
+    case at::kUInt32:
+      return {DType::u32, "torch.uint32"};
+    case at::kInt:
+      return {DType::i32, "torch.int32"};
+    case at::kUInt64:
+      return {DType::u64, "torch.uint64"};
+    case at::kLong:
+      return {DType::i64, "torch.int64"};
+    case at::kHalf:
+      return {DType::f16, "torch.float16"};
+    case at::kBFloat16:
+      return {DType::bf16, "torch.bfloat16"};
+    case at::kFloat:
+      return {DType::f32, "torch.float32"};
+    case at::kDouble:
+      return {DType::f64, "torch.float64"};
+    case at::kComplexFloat:
+      return {DType::c64, "torch.complex64"};
+    case at::kComplexDouble:
+      return {DType::c128, "torch.complex128"};
+    case at::kBool:
+      return {DType::boolean, "torch.bool"};
+    case at::kFloat8_e4m3fn:
+      return {DType::f8e4m3fn, "torch.float8_e4m3fn"};
+    case at::kFloat8_e5m2:
+      return {DType::f8e5m2, "torch.float8_e5m2"};
+    case at::kFloat8_e4m3fnuz:
+      return {DType::f8e4m3fnuz, "torch.float8_e4m3fnuz"};
+    case at::kFloat8_e5m2fnuz:
+      return {DType::f8e5m2fnuz, "torch.float8_e5m2fnuz"};
+    default:
+      return {DType::none, c10::toString(type)};
   }
 }
 
@@ -50,16 +70,26 @@ struct Reduction {
 
 Reduction reduction_of(c10d::ReduceOp::RedOpType op) {
   switch (op) {
-    case c10d::ReduceOp::SUM: return {RedOp::sum, "SUM"};
-    case c10d::ReduceOp::AVG: return {RedOp::avg, "AVG"};
-    case c10d::ReduceOp::PRODUCT: return {RedOp::product, "PRODUCT"};
-    case c10d::ReduceOp::MIN: return {RedOp::min, "MIN"};
-    case c10d::ReduceOp::MAX: return {RedOp::max, "MAX"};
-    case c10d::ReduceOp::BAND: return {RedOp::band, "BAND"};
-    case c10d::ReduceOp::BOR: return {RedOp::bor, "BOR"};
-    case c10d::ReduceOp::BXOR: return {RedOp::bxor, "BXOR"};
-    case c10d::ReduceOp::PREMUL_SUM: return {RedOp::premul_sum, "PREMUL_SUM"};
-    default: return {RedOp::none, "UNUSED"};
+    case c10d::ReduceOp::SUM:
+      return {RedOp::sum, "SUM"};
+    case c10d::ReduceOp::AVG:
+      return {RedOp::avg, "AVG"};
+    case c10d::ReduceOp::PRODUCT:
+      return {RedOp::product, "PRODUCT"};
+    case c10d::ReduceOp::MIN:
+      return {RedOp::min, "MIN"};
+    case c10d::ReduceOp::MAX:
+      return {RedOp::max, "MAX"};
+    case c10d::ReduceOp::BAND:
+      return {RedOp::band, "BAND"};
+    case c10d::ReduceOp::BOR:
+      return {RedOp::bor, "BOR"};
+    case c10d::ReduceOp::BXOR:
+      return {RedOp::bxor, "BXOR"};
+    case c10d::ReduceOp::PREMUL_SUM:
+      return {RedOp::premul_sum, "PREMUL_SUM"};
+    default:
+      return {RedOp::none, "UNUSED"};
   }
 }
 

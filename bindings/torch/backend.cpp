@@ -44,7 +44,7 @@ int64_t bytes_before(const std::vector<at::Tensor>& tensors, int rank) {
 
 // Elements that go to, or come from, each rank: `splits` rows of dimension 0 each, or equal parts when it is empty.
 std::vector<uint64_t> parts_of(const Call& call, const at::Tensor& tensor, const std::vector<int64_t>& splits,
-                            const char* what) {
+                               const char* what) {
   const auto size = static_cast<size_t>(call.size());
   call.require(tensor.dim() > 0, "the ", what, " tensor has no dimension 0 to split");
   const int64_t rows = tensor.size(0);
@@ -118,9 +118,12 @@ c10d::ErrorType Backend::getError() {
   sc_error error;
   if (engine().state(group_->communicator(), &error) == 0) return c10d::ErrorType::SUCCESS;
   switch (static_cast<ErrorKind>(error.kind)) {
-    case ErrorKind::timeout: return c10d::ErrorType::TIMEOUT;
-    case ErrorKind::peer_lost: return c10d::ErrorType::REMOTE_ERROR;
-    default: return c10d::ErrorType::COMM_ERROR;
+    case ErrorKind::timeout:
+      return c10d::ErrorType::TIMEOUT;
+    case ErrorKind::peer_lost:
+      return c10d::ErrorType::REMOTE_ERROR;
+    default:
+      return c10d::ErrorType::COMM_ERROR;
   }
 }
 
@@ -157,6 +160,7 @@ Backend::Handle Backend::broadcast(Tensors& tensors, const c10d::BroadcastOption
   call.root(opts.rootRank);
   if (call.root_here()) {
     call.reads(tensor);
+    call.output_is_input();
   } else {
     call.writes(tensor);
   }
@@ -203,8 +207,9 @@ Backend::Handle Backend::_allgather_base(at::Tensor& output, at::Tensor& input, 
 Backend::Handle Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                          const c10d::AllgatherOptions& opts) {
   Call call = begin("all_gather_into_tensor_coalesced", Collective::all_gather, opts);
-  call.require(!inputs.empty() && inputs.size() == outputs.size(), "needs as many outputs as inputs, and at least one; ",
-               inputs.size(), " inputs and ", outputs.size(), " outputs were given");
+  call.require(!inputs.empty() && inputs.size() == outputs.size(),
+               "needs as many outputs as inputs, and at least one; ", inputs.size(), " inputs and ", outputs.size(),
+               " outputs were given");
   int64_t elements = 0;
   for (size_t i = 0; i < inputs.size(); ++i) {
     require_elements(call, outputs[i], "output", inputs[i].numel() * size_);
@@ -247,8 +252,9 @@ Backend::Handle Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& in
 Backend::Handle Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                                          const c10d::ReduceScatterOptions& opts) {
   Call call = begin("reduce_scatter_tensor_coalesced", Collective::reduce_scatter, opts);
-  call.require(!inputs.empty() && inputs.size() == outputs.size(), "needs as many outputs as inputs, and at least one; ",
-               inputs.size(), " inputs and ", outputs.size(), " outputs were given");
+  call.require(!inputs.empty() && inputs.size() == outputs.size(),
+               "needs as many outputs as inputs, and at least one; ", inputs.size(), " inputs and ", outputs.size(),
+               " outputs were given");
   int64_t elements = 0;
   for (size_t i = 0; i < inputs.size(); ++i) {
     require_elements(call, inputs[i], "input", outputs[i].numel() * size_);
@@ -271,8 +277,8 @@ Backend::Handle Backend::gather(TensorLists& outputs, Tensors& inputs, const c10
   call.reads(input);
   call.count(input.numel());
   if (!call.root_here()) {
-    call.require(outputs.empty() || (outputs.size() == 1 && outputs.front().empty()),
-                 "only the root, rank ", opts.rootRank, ", takes output tensors");
+    call.require(outputs.empty() || (outputs.size() == 1 && outputs.front().empty()), "only the root, rank ",
+                 opts.rootRank, ", takes output tensors");
     return go(call, c10d::OpType::GATHER, "securecoll:gather", opts, {});
   }
   const Tensors& parts = only_list(call, outputs, "output");

@@ -1,9 +1,8 @@
 // The c10d backend "securecoll": torch's collectives on a communicator of the engine.
 #pragma once
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-
 #include <memory>
 #include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
 #include "arguments.hpp"

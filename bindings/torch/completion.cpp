@@ -53,8 +53,8 @@ void Completions::push(Work* work) noexcept {
 bool Completions::wait_idle(std::chrono::milliseconds limit) {
   std::unique_lock lock(state_->mutex);
   if (std::this_thread::get_id() == state_->worker) return true;
-  return state_->changed.wait_for(
-      lock, limit, [&] { return state_->expected == 0 && state_->first == nullptr && !state_->busy; });
+  return state_->changed.wait_for(lock, limit,
+                                  [&] { return state_->expected == 0 && state_->first == nullptr && !state_->busy; });
 }
 
 void Completions::stop() {

@@ -24,12 +24,14 @@ void load_engine() {
   const auto* table = static_cast<const sc_table*>(PyCapsule_GetPointer(capsule.ptr(), SC_TABLE_CAPSULE));
   if (table->version != SC_TABLE_VERSION || table->bytes != sizeof(sc_table)) {
     throw py::import_error("securecoll._torch was built for version " + std::to_string(SC_TABLE_VERSION) + " (" +
-                           std::to_string(sizeof(sc_table)) + " bytes) of the engine's table, but securecoll._engine has version " +
+                           std::to_string(sizeof(sc_table)) +
+                           " bytes) of the engine's table, but securecoll._engine has version " +
                            std::to_string(table->version) + " (" + std::to_string(table->bytes) +
                            " bytes): they come from different builds; reinstall securecoll with "
                            "`pip install --no-build-isolation --force-reinstall --no-deps securecoll`");
   }
-  if (g_table == nullptr) pthread_atfork(nullptr, nullptr, [] { g_generation.fetch_add(1, std::memory_order_relaxed); });
+  if (g_table == nullptr)
+    pthread_atfork(nullptr, nullptr, [] { g_generation.fetch_add(1, std::memory_order_relaxed); });
   g_table = table;
 }
 

@@ -28,8 +28,7 @@ std::shared_ptr<Group> Group::open(const pybind11::capsule& communicator, pybind
   if (!PyCapsule_IsValid(communicator.ptr(), SC_COMMUNICATOR_CAPSULE)) {
     throw Error(ErrorKind::config, "create() takes a \"" SC_COMMUNICATOR_CAPSULE "\" capsule");
   }
-  auto* handle =
-      static_cast<sc_communicator*>(PyCapsule_GetPointer(communicator.ptr(), SC_COMMUNICATOR_CAPSULE));
+  auto* handle = static_cast<sc_communicator*>(PyCapsule_GetPointer(communicator.ptr(), SC_COMMUNICATOR_CAPSULE));
   std::shared_ptr<Group> group(new Group(handle, std::move(owner)));
   guard_registry();
   const WithoutGil unlocked;

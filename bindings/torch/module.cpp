@@ -25,7 +25,8 @@ PYBIND11_MODULE(_torch, m) {
   m.attr("TORCH_VERSION") = TORCH_VERSION;
   m.def("create", &create, py::arg("communicator"), py::arg("rank"), py::arg("size"), py::arg("timeout"),
         py::arg("owner") = py::none(),
-        "A torch.distributed backend over a communicator's capsule. `timeout`, a timedelta, becomes the default of every "
+        "A torch.distributed backend over a communicator's capsule. `timeout`, a timedelta, becomes the default of "
+        "every "
         "call; `owner` lives at least as long as the backend.");
   py::module_::import("atexit").attr("register")(py::cpp_function(&Group::close_all));
 }

@@ -1,10 +1,9 @@
 // The handle of one collective: c10d's Work and the future behind it.
 #pragma once
-#include <torch/csrc/distributed/c10d/Work.hpp>
-
 #include <atomic>
 #include <chrono>
 #include <memory>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <vector>
 
 #include "arguments.hpp"

@@ -16,13 +16,14 @@
 #include <utility>
 #include <vector>
 
+#include "engine/fork.hpp"
+
 namespace securecoll {
 namespace {
 
 constexpr size_t kAlignment = 64;
 constexpr size_t kFirstRegion = size_t{64} << 10;  // small, for containers that may lock only this much
 constexpr size_t kLargestRegion = size_t{1} << 20;
-constexpr uint64_t kSentinel = 0x616c697665736331;
 
 size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -68,8 +69,13 @@ struct Arena::State {
   size_t left = 0;
   size_t locked = 0;
   std::atomic<size_t> used{0};
-  // The first word of the first region. The kernel clears it in a child.
-  std::atomic<uint64_t>* sentinel = nullptr;
+  std::vector<std::pair<uint8_t*, size_t>> regions;
+
+  bool owns(const void* block) const {
+    return std::any_of(regions.begin(), regions.end(), [block](const auto& r) {
+      return static_cast<const uint8_t*>(block) >= r.first && static_cast<const uint8_t*>(block) < r.first + r.second;
+    });
+  }
 
   void grow(size_t bytes) {
     const size_t least = round_up(bytes, page_bytes());
@@ -83,6 +89,7 @@ struct Arena::State {
                                "). Raise the limit with `ulimit -l unlimited`, LimitMEMLOCK=infinity in a systemd "
                                "unit, or --ulimit memlock=-1 for a container.");
     }
+    regions.emplace_back(region, size);
     next = region;
     left = size;
     locked += size;
@@ -111,19 +118,13 @@ Arena& Arena::instance() {
   return *arena;
 }
 
+// The child's arena is made anew, not repaired: the parent's lists name wiped blocks, and its mutex may be held by a
+// thread that does not exist here. What it held is left to the child's end.
 Arena::Arena() : state_(new State()) {
-  try {
-    state_->sentinel = new (state_->take(kAlignment)) std::atomic<uint64_t>(kSentinel);
-  } catch (...) {
-    delete state_;
-    throw;
-  }
+  call_in_children([] { instance().state_ = new State(); });
 }
 
 void* Arena::allocate(size_t bytes) {
-  // Checked before the mutex, which another thread of the parent may have held when it forked.
-  if (!alive())
-    throw std::runtime_error("secrets do not survive a fork: spawn the process, or fork before joining a group");
   if (bytes == 0 || bytes > std::numeric_limits<size_t>::max() / 2) {
     throw std::runtime_error("a secret of " + std::to_string(bytes) + " bytes is impossible");
   }
@@ -135,15 +136,14 @@ void* Arena::allocate(size_t bytes) {
 }
 
 void Arena::release(void* block, size_t bytes) noexcept {
-  if (block == nullptr || !alive()) return;
+  if (block == nullptr) return;
   const size_t rounded = round_up(bytes, kAlignment);
-  wipe(block, rounded);
   const std::lock_guard<std::mutex> lock(state_->mutex);
+  if (!state_->owns(block)) return;
+  wipe(block, rounded);
   state_->sizes.find(rounded)->second.free.push_back(static_cast<uint8_t*>(block));
   state_->used.fetch_sub(rounded, std::memory_order_relaxed);
 }
-
-bool Arena::alive() const noexcept { return state_->sentinel->load(std::memory_order_relaxed) == kSentinel; }
 
 size_t Arena::used_bytes() const noexcept { return state_->used.load(std::memory_order_relaxed); }
 
@@ -153,28 +153,37 @@ Secret::Secret(size_t bytes) {
   if (bytes == 0) return;
   data_ = static_cast<uint8_t*>(Arena::instance().allocate(bytes));
   size_ = bytes;
+  generation_ = fork_generation();
 }
 
 Secret::Secret(const void* from, size_t bytes) : Secret(bytes) {
   if (bytes != 0) std::memcpy(data_, from, bytes);
 }
 
-Secret::Secret(Secret&& o) noexcept : data_(std::exchange(o.data_, nullptr)), size_(std::exchange(o.size_, 0)) {}
+Secret::Secret(Secret&& o) noexcept { *this = std::move(o); }
 
 Secret& Secret::operator=(Secret&& o) noexcept {
   if (this != &o) {
     erase();
     data_ = std::exchange(o.data_, nullptr);
     size_ = std::exchange(o.size_, 0);
+    generation_ = o.generation_;
   }
   return *this;
 }
 
 Secret::~Secret() { erase(); }
 
+uint8_t* Secret::data() {
+  if (data_ != nullptr && generation_ != fork_generation()) {
+    throw std::runtime_error("secrets do not survive a fork: read the key, or join the group, again in the child");
+  }
+  return data_;
+}
+
 void Secret::erase() noexcept {
   if (data_ == nullptr) return;
-  Arena::instance().release(data_, size_);
+  if (generation_ == fork_generation()) Arena::instance().release(data_, size_);
   data_ = nullptr;
   size_ = 0;
 }

@@ -1,7 +1,7 @@
 // The arena: where every secret of the process lives.
 //
-// Private anonymous pages that are locked (never swapped), left out of core dumps, and wiped in a forked child.
-// Blocks are wiped when they are freed. One arena per process.
+// Private anonymous pages that are locked (never swapped), left out of core dumps, and wiped in a forked child, which
+// starts an arena of its own. Blocks are wiped when they are freed. One arena per process.
 #pragma once
 #include <cstddef>
 #include <cstdint>
@@ -15,10 +15,9 @@ class Arena {
   // 64-byte aligned, zeroed. Throws std::runtime_error saying what to do (`ulimit -l`) when pages cannot be
   // locked.
   void* allocate(size_t bytes);
-  // Wipes and takes back a block; `bytes` as allocated. Null is allowed.
+  // Wipes and takes back a block; `bytes` as allocated. Null is allowed, and so is a block of the parent of a fork,
+  // which is left alone: it was wiped by the fork.
   void release(void* block, size_t bytes) noexcept;
-  // False in a child made by fork after the arena's first use: its secrets are gone there.
-  bool alive() const noexcept;
   size_t used_bytes() const noexcept;
 
  private:
@@ -30,7 +29,8 @@ class Arena {
 // Wipes memory in a way that the compiler may not drop.
 void wipe(void* p, size_t bytes) noexcept;
 
-// A secret of fixed size in the arena: move-only, wiped on destruction. Never printed, never copied out.
+// A secret of fixed size in the arena: move-only, wiped on destruction. Never printed, never copied out. In a forked
+// child the parent's secrets are gone, and data() throws std::runtime_error: zeros must not pass for a key.
 class Secret {
  public:
   Secret() = default;
@@ -43,13 +43,14 @@ class Secret {
   ~Secret();
   void erase() noexcept;
   bool empty() const noexcept { return data_ == nullptr; }
-  uint8_t* data() noexcept { return data_; }
-  const uint8_t* data() const noexcept { return data_; }
+  uint8_t* data();
+  const uint8_t* data() const { return const_cast<Secret*>(this)->data(); }
   size_t size() const noexcept { return size_; }
 
  private:
   uint8_t* data_ = nullptr;
   size_t size_ = 0;
+  uint64_t generation_ = 0;  // of the process that made it, see fork.hpp
 };
 
 }  // namespace securecoll

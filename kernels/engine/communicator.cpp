@@ -172,10 +172,7 @@ void Communicator::check(const sc_request& r) const {
       throw EngineError(ErrorKind::config, what + name + " must hold " + std::to_string(elements) + " elements of " +
                                                name_of(dtype) + ", and holds " + std::to_string(size_of(s, count)) + " bytes");
   };
-  // A root's broadcast output, where given, is filled too.
   expect("the input", in, r.input, r.inputs);
-  if (collective == Collective::broadcast && root && r.outputs == 0)
-    throw EngineError(ErrorKind::config, what + "the root needs an output, which may be its input");
   expect("the output", out, r.output, r.outputs);
 }
 
@@ -205,8 +202,12 @@ Operation* Communicator::take_operation() {
 
 Operation* Communicator::submit(const sc_request& request, uint8_t algorithm) {
   check_generation();
-  check(request);
   sc_request r = request;
+  if (static_cast<Collective>(r.collective) == Collective::broadcast && r.root == options_.rank && r.outputs == 0) {
+    r.output = r.input;  // a root that names no output means its input
+    r.outputs = r.inputs;
+  }
+  check(r);
   // Even parts are the same call however they were written down.
   if (r.send_counts && static_cast<Collective>(r.collective) != Collective::all_to_all &&
       std::all_of(r.send_counts, r.send_counts + options_.size, [&](uint64_t c) { return c == r.send_counts[0]; })) {
@@ -391,7 +392,14 @@ bool Communicator::step() {
       if (state_ != State::active) return true;
     }
   }
-  switch (executor_.progress(*current_)) {
+  Executor::Progress progress;
+  try {
+    progress = executor_.progress(*current_);
+  } catch (const std::exception& e) {  // libcrypto or memory failed: nothing that a retry could rely on
+    fail({ErrorKind::closed, where(*current_) + e.what()}, kListenShort);
+    return true;
+  }
+  switch (progress) {
     case Executor::Progress::blocked:
       return false;
     case Executor::Progress::moved:

@@ -61,12 +61,9 @@ class KeyedHmac {
   Secret state_;
 };
 
-// An erased secret, or a parent's secret seen from a forked child (where its memory reads as zeros), must never
-// be taken for a key.
+// An erased secret must never be taken for a key. (Secret::data() refuses a parent's.)
 const Secret& usable(const Secret& secret) {
   if (secret.empty()) throw std::runtime_error("the secret was erased");
-  if (!Arena::instance().alive())
-    throw std::runtime_error("secrets do not survive a fork: spawn the process, or fork before joining a group");
   return secret;
 }
 

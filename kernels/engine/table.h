@@ -42,7 +42,7 @@ typedef struct {
   /* A buffer is a list of segments, seen as one run of bytes in rank order. reduce_scatter, scatter (root) and
    * all_to_all inputs hold all ranks' parts; all_gather, gather (root) and all_to_all outputs likewise. For a
    * collective done in place, pass the same memory (all_gather: the input is the own part of the output, and so on).
-   * broadcast: root's data is `input`, others' `output`; reduce: `output` on root only. Segments hold whole elements. */
+   * broadcast: root's data is `input`, and its `output`, when given, is filled too; others' is `output`; reduce: `output` on root only. Segments hold whole elements. */
   const sc_segment* input;
   uint32_t inputs;
   const sc_segment* output;

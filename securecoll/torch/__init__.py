@@ -5,8 +5,8 @@
     import torch
     torch.distributed.init_process_group("securecoll")
 
-torch finds this package through the ``torch.backends`` entry point; with ``TORCH_DEVICE_BACKEND_AUTOLOAD=0``, import it
-by hand. Importing it is cheap: the binding is loaded when the first group is made, and if it does not fit the torch
+torch finds this package through the ``torch.backends`` entry point; with ``TORCH_DEVICE_BACKEND_AUTOLOAD=0``, import
+it by hand. Importing it is cheap: the binding is loaded when the first group is made, and if it does not fit the torch
 that is installed, that is where it says so. This is the only package that imports torch.
 """
 
@@ -101,7 +101,7 @@ def _create(group: Any, pg_options: object) -> Any:
     options = pg_options if pg_options is not None else SecureCollOptions() if is_default else _default_options
     if not isinstance(options, SecureCollOptions):
         raise ConfigError(f"pg_options must be a securecoll.torch.SecureCollOptions, not {type(options).__name__}")
-    if dist.get_debug_level() == dist.DebugLevel.DETAIL:
+    if dist.get_debug_level() == dist.DebugLevel.DETAIL:  # type: ignore[attr-defined]
         warnings.warn(
             "TORCH_DISTRIBUTED_DEBUG=DETAIL makes torch compare calls over a gloo group of its own, in the clear: "
             "names, shapes and dtypes, though no data, leave unsealed",
@@ -109,8 +109,9 @@ def _create(group: Any, pg_options: object) -> Any:
         )
     timeout: timedelta = group.timeout
     members = list(group.global_ranks_in_group) or list(range(group.group_size))
+    prefix = _prefix(group.store, group.group_rank, members)
     communicator = Communicator.create(
-        StoreExchange(group.store, group.group_rank, group.group_size, _prefix(group.store, group.group_rank, members)),
+        StoreExchange(group.store, group.group_rank, group.group_size, prefix),
         key=options.key,
         timeout=timeout.total_seconds(),
         job=options.job,

@@ -57,6 +57,8 @@ def finish(pattern: Pattern, total: Array) -> Array:
     if pattern.operation != "avg":
         return total
     if pattern.element.kind != "i":
+        if pattern.element.kind == "c":
+            return (total.real / pattern.ranks + 1j * (total.imag / pattern.ranks)).astype(total.dtype)
         return (total / total.dtype.type(pattern.ranks)).astype(total.dtype)
     toward_zero = [abs(int(v)) // pattern.ranks * (1 if v >= 0 else -1) for v in total]
     return np.array(toward_zero).astype(total.dtype)

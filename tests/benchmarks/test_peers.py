@@ -10,7 +10,7 @@ from pathlib import Path
 
 import peers
 import pytest
-from peers import MIB, ContenderError, Group, Kind, Row, Verdict, plan, slowest, verdicts
+from peers import MIB, ContenderError, Group, Kind, Row, Verdict, durations, plan, verdicts
 
 AEAD = {"seal_gbs": 10.0, "open_gbs": 9.0, "cryptography_seal_gbs": 10.0, "cryptography_open_gbs": 10.0}
 MEMORY = {"securecoll_torch": {"total_bytes": 40 * MIB}}
@@ -24,8 +24,10 @@ def small(**median_us: float) -> Row:
     return Row("all_reduce", 8, 2, median_us=median_us)
 
 
-def test_an_iteration_takes_as_long_as_on_its_slowest_rank() -> None:
-    assert slowest([{"seconds": [1.0, 2.0, 3.0]}, {"seconds": [2.0, 1.0, 3.5]}]) == [2.0, 2.0, 3.5]
+def test_an_iteration_lasts_from_the_last_rank_in_to_the_last_rank_out() -> None:
+    early = {"begun": [1.0, 10.0], "ended": [5.0, 12.0]}
+    late = {"begun": [3.0, 10.0], "ended": [4.0, 15.0]}
+    assert durations([early, late]) == [(2.0, 4.0), (5.0, 5.0)]
 
 
 def test_ratios_compare_with_the_faster_peer_and_say_nothing_without_one() -> None:
@@ -115,6 +117,7 @@ def test_a_short_run_measures_and_checks_every_contender(tmp_path: Path) -> None
     for row in document["rows"]:
         assert row["ranks"] == 2 and row["transport"] == "shm" and row["floor_us"] > 0
         assert set(row["median_us"]) == set(names) and all(time > 0 for time in row["median_us"].values())
+        assert all(row["slowest_us"][name] > 0 for name in names)
         assert set(row["wrong"].values()) == {0}
         assert min(row["sealed"]) > 0 and min(row["opened"]) > 0
     assert set(document["aead"]) == {*AEAD, "kernels", "kernel_seal_gbs", "kernel_open_gbs"}

@@ -153,3 +153,36 @@ def test_a_group_that_cannot_be_described_is_a_config_error(change):
     group_params(**given)
     with pytest.raises(ConfigError, match="cannot be described"):
         group_params(**{**given, **change})
+
+
+FITS = {"credential": 3, "evidence": 40, "endpoints": 20, "signature": 64, "mac": 32}
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        ("credential", 2),
+        ("credential", 4),
+        ("evidence", 41),
+        ("endpoints", 21),
+        ("signature", 0),
+        ("signature", 65),
+        ("mac", 0),
+        ("mac", 31),
+        ("mac", 33),
+    ],
+)
+def test_a_proof_with_a_part_of_another_size_than_the_policy_says_is_refused(name, size):
+    parts = {part: bytes(length) for part, length in FITS.items()}
+    assert Auth.decode(Auth(0, **parts).encode(), SIZES).mac == bytes(32)
+    with pytest.raises(WireError, match=f"a part of {size} bytes"):
+        Auth.decode(Auth(0, **parts | {name: bytes(size)}).encode(), SIZES)
+
+
+@pytest.mark.parametrize(("at", "value"), [(0, 0), (0, 2), (1, 0), (1, 2)])
+def test_params_of_another_version_or_suite_are_refused(at, value):
+    blob = bytearray(params(2).encode())
+    assert Params.decode(bytes(blob)) == params(2)
+    blob[at] = value
+    with pytest.raises(WireError, match="version or suite"):
+        Params.decode(bytes(blob))

@@ -27,7 +27,9 @@ GROUP_SECONDS = 20
 WATCHDOG_SECONDS = 60
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo", "securecoll.torch"])
+_context.set_forkserver_preload(
+    ["torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo", "securecoll.torch"]
+)
 
 
 def on_ranks(*sizes: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -119,9 +121,7 @@ class Ranks:
             pytest.fail(f"{what}\n" + "\n".join(failures), pytrace=False)
 
 
-def _serve(
-    rank: int, size: int, store: str, key: str, pipe: multiprocessing.connection.Connection
-) -> None:
+def _serve(rank: int, size: int, store: str, key: str, pipe: multiprocessing.connection.Connection) -> None:
     import faulthandler
 
     import torch

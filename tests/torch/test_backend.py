@@ -544,9 +544,7 @@ def test_bad_split_sizes_are_refused_before_anything_is_sent(rank: int, size: in
     refused(lambda: call(x.clone(), x, [4, -1], [1, 2]), "output split sizes")
     refused(lambda: call(x.clone(), x, None, [1, 2]), "output", "does not divide")
     refused(lambda: call(torch.zeros(()), torch.zeros(())), "no dimension 0")
-    own = [1, 2] if rank == 0 else [1, 2]
-    other = own[::-1]
-    refused(lambda: call(x.clone(), x, other, own), "sends itself")
+    refused(lambda: call(x.clone(), x, [2, 1], [1, 2]), "sends itself")
     still_works(size)
 
 

@@ -15,7 +15,9 @@ import torch
 import torch.distributed as dist
 
 import securecoll.torch
+from securecoll._engine import Secret
 from securecoll.errors import ConfigError
+from securecoll.identity import KeyFile
 from tests.torch.ranks import key_for, on_ranks
 
 
@@ -60,24 +62,26 @@ def test_a_missing_binding_says_what_to_run(monkeypatch: pytest.MonkeyPatch) -> 
         securecoll.torch._binding()
 
 
-@pytest.mark.parametrize("field", ["version", "size"])
-def test_another_engine_table_is_refused(field: str) -> None:
+def test_another_engine_table_is_refused() -> None:
     script = """
-        import ctypes, sys, types, torch
-        sys.modules["securecoll._engine"] = engine = types.ModuleType("securecoll._engine")
-        words = (ctypes.c_uint32 * 64)(*((99, 8 * 64) if sys.argv[1] == "version" else (1, 8)))
+        import ctypes, torch, securecoll._engine
         new = ctypes.pythonapi.PyCapsule_New
         new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-        engine.table = new(ctypes.addressof(words), b"securecoll.engine.table", None)
-        try:
-            import securecoll._torch
-        except ImportError as e:
-            print("refused:", e)
+        for version, size, name in ((99, 8 * 64, b"table"), (1, 8, b"table"), (1, 8, b"another")):
+            words = (ctypes.c_uint32 * 64)(version, size)
+            name = b"securecoll.engine." + name
+            securecoll._engine.table = new(ctypes.addressof(words), name, None)
+            try:
+                import securecoll._torch
+            except ImportError as e:
+                print("refused:", e)
     """
-    process = python(script, field)
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 0 and "refused: securecoll._torch was built for version 1" in output, output
-    assert "reinstall securecoll" in output
+    process = python(script)
+    output, _ = process.communicate(timeout=90)
+    assert process.returncode == 0, output
+    assert "built for version 1" in output and "has version 99" in output, output
+    assert "has version 1 (8 bytes)" in output and "capsule" in output, output
+    assert output.count("refused:") == output.count("reinstall securecoll") == 3, output
 
 
 @on_ranks(2)
@@ -97,15 +101,42 @@ def test_a_group_can_have_its_own_key(rank: int, size: int) -> None:
     assert x.item() == 2
 
 
+class CountingKey:
+    """A key source that knows how often it was asked."""
+
+    def __init__(self) -> None:
+        self.file = KeyFile(os.environ["SECURECOLL_KEY_FILE"])
+        self.asked = 0
+
+    def psk(self) -> Secret:
+        self.asked += 1
+        return self.file.psk()
+
+
+@on_ranks(2)
+def test_groups_without_options_take_those_of_the_default_group(rank: int, size: int) -> None:
+    path = Path(os.environ["SECURECOLL_KEY_FILE"]).with_name("inherited")
+    key = CountingKey()
+    dist.destroy_process_group()
+    dist.init_process_group(
+        "securecoll",
+        store=dist.FileStore(str(path), size),
+        rank=rank,
+        world_size=size,
+        pg_options=securecoll.torch.SecureCollOptions(key=key),
+    )
+    assert key.asked == 1
+    dist.barrier(dist.new_group([0, 1]))
+    assert key.asked == 2
+
+
 @on_ranks(2)
 def test_destroying_and_making_groups_again_over_one_store(rank: int, size: int) -> None:
     path = Path(os.environ["SECURECOLL_KEY_FILE"]).with_name("again")
     store = dist.FileStore(str(path), size)
     dist.destroy_process_group()
     for _ in range(3):
-        dist.init_process_group(
-            "securecoll", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=20)
-        )
+        dist.init_process_group("securecoll", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=20))
         x = torch.ones(2)
         dist.all_reduce(x)
         group = dist.new_group([0, 1])
