@@ -155,7 +155,7 @@ def segments() -> dict[str, int]:
         if not name.startswith("securecoll-"):
             continue
         try:
-            with open(f"/dev/shm/{name}", "rb") as file:
+            with Path("/dev/shm", name).open("rb") as file:
                 # struct flock: type, whence, start, length, pid
                 query = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
                 kind, *_, pid = struct.unpack("hhqqi4x", fcntl.fcntl(file, fcntl.F_GETLK, query))
@@ -195,8 +195,8 @@ class HostView:
         return (n + cls._PAGE - 1) // cls._PAGE * cls._PAGE
 
     def _map(self, pid: int) -> mmap.mmap:
-        # The name is gone, but the host reaches the file through the process that holds it open; the own segment is the
-        # one open for writing.
+        # The name is gone, but the host reaches the file through the process that holds it open; the own segment is
+        # the one open for writing.
         for entry in sorted(Path(f"/proc/{pid}/fd").iterdir(), key=lambda p: int(p.name)):
             try:
                 target = os.readlink(entry)
@@ -204,7 +204,7 @@ class HostView:
             except OSError:
                 continue
             if "/securecoll-" in target and flags & os.O_ACCMODE == os.O_RDWR:
-                with open(entry, "r+b", buffering=0) as file:
+                with entry.open("r+b", buffering=0) as file:
                     return mmap.mmap(file.fileno(), self.bytes)
         raise AssertionError(f"process {pid} has no segment")
 

@@ -174,7 +174,9 @@ def _dtypes(comm: Communicator) -> None:
         data = [_data(r, 5000, dtype) for r in range(n)]
         x = data[me].copy()
         comm.all_reduce(x, op=ReduceOp.AVG)
-        wide = np.float32 if np.dtype(dtype).itemsize <= 4 else np.float64  # one division, in the accumulator's precision
+        wide = (
+            np.float32 if np.dtype(dtype).itemsize <= 4 else np.float64
+        )  # one division, in the accumulator's precision
         real = np.sum([d.real for d in data], axis=0).astype(np.float32 if dtype == np.complex64 else wide) / wide(n)
         np.testing.assert_array_equal(x, real.astype(dtype))
         x = data[me].copy()

@@ -85,7 +85,7 @@ def _mismatch(comm: Communicator, name: str) -> tuple[str, str, str, str]:
 def test_mismatched_calls_name_both(tmp_path: Path, name: str) -> None:
     """Every rank raises within 2 seconds, and its message holds both calls; the communicator is poisoned.
 
-    A rank that only sends (here rank 0 in the one-way cases) is done before anyone can tell it, so its next call raises.
+    A rank that only sends (rank 0 in the one-way cases) is done before anyone can tell it: its next call raises.
     """
     with group(2, tmp_path, _mismatch, name, shape=SMALL) as ranks:
         outcomes = ranks.finish()
@@ -367,9 +367,7 @@ def _other_rank(rank: int, folder: Path, key: bytes, size: int, pipe: Any, optio
         pipe.send((type(e).__name__, str(e), time.monotonic() - began))
 
 
-def _join_differently(
-    folder: Path, keys: list[bytes], options: list[dict[str, Any]]
-) -> list[tuple[str, str, float]]:
+def _join_differently(folder: Path, keys: list[bytes], options: list[dict[str, Any]]) -> list[tuple[str, str, float]]:
     from tests.groups import _context
 
     (folder / "exchange").mkdir()

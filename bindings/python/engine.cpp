@@ -33,9 +33,17 @@ DType dtype_of(const nb::dlpack::dtype& t) {
   if (t.lanes != 1) return DType::none;
   switch (t.code) {
     case 0:  // int
-      return t.bits == 8 ? DType::i8 : t.bits == 16 ? DType::i16 : t.bits == 32 ? DType::i32 : t.bits == 64 ? DType::i64 : DType::none;
+      return t.bits == 8    ? DType::i8
+             : t.bits == 16 ? DType::i16
+             : t.bits == 32 ? DType::i32
+             : t.bits == 64 ? DType::i64
+                            : DType::none;
     case 1:  // unsigned
-      return t.bits == 8 ? DType::u8 : t.bits == 16 ? DType::u16 : t.bits == 32 ? DType::u32 : t.bits == 64 ? DType::u64 : DType::none;
+      return t.bits == 8    ? DType::u8
+             : t.bits == 16 ? DType::u16
+             : t.bits == 32 ? DType::u32
+             : t.bits == 64 ? DType::u64
+                            : DType::none;
     case 2:  // float
       return t.bits == 16 ? DType::f16 : t.bits == 32 ? DType::f32 : t.bits == 64 ? DType::f64 : DType::none;
     case 4:
@@ -69,12 +77,15 @@ Array array_of(const nb::object& from, const char* name, const char* wanted) {
   T view;
   // Never converted: a silent copy would receive the result in the caller's place.
   if (!nb::try_cast<T>(from, view, false))
-    throw EngineError(ErrorKind::config, std::string(name) + " must be a C-contiguous" + wanted +
-                                             " array on the CPU (NumPy, the buffer protocol or DLPack), not " +
-                                             nb::cast<std::string>(nb::str(nb::handle(reinterpret_cast<PyObject*>(Py_TYPE(from.ptr()))))));
+    throw EngineError(
+        ErrorKind::config,
+        std::string(name) + " must be a C-contiguous" + wanted +
+            " array on the CPU (NumPy, the buffer protocol or DLPack), not " +
+            nb::cast<std::string>(nb::str(nb::handle(reinterpret_cast<PyObject*>(Py_TYPE(from.ptr()))))));
   Array a;
   a.dtype = dtype_of(view.dtype());
-  if (a.dtype == DType::none) throw EngineError(ErrorKind::config, std::string(name) + " has a dtype that has no collective");
+  if (a.dtype == DType::none)
+    throw EngineError(ErrorKind::config, std::string(name) + " has a dtype that has no collective");
   a.elements = view.size();
   a.segment = {const_cast<void*>(static_cast<const void*>(view.data())), a.elements * element_bytes(a.dtype)};
   a.keep = nb::cast(std::move(view), nb::rv_policy::none);
@@ -96,8 +107,8 @@ std::vector<Secret> secrets_of(const nb::list& list) {
   return secrets;
 }
 
-// (op, length, block_buffer or -1, block_offset, stream_writer or -1, stream_reader, record, scale, finish, after, lanes,
-// sources), as securecoll.plan.ir.encode makes it.
+// (op, length, block_buffer or -1, block_offset, stream_writer or -1, stream_reader, record, scale, finish, after,
+// lanes, sources), as securecoll.plan.ir.encode makes it.
 Plan plan_of(const nb::tuple& encoded) {
   Plan plan;
   plan.chunk = nb::cast<uint32_t>(encoded[0]);
@@ -181,8 +192,9 @@ class PyOperation {
       final = owner_->wait(*op_, seconds ? std::max<int64_t>(1, now_ns() + static_cast<int64_t>(*seconds * 1e9)) : 0);
     }
     if (!final)
-      throw EngineError(ErrorKind::timeout, "rank " + std::to_string(owner_->rank()) + ": " + op_->call.text() +
-                                                " is still in flight after the given wait; it goes on, and can be waited for again");
+      throw EngineError(ErrorKind::timeout,
+                        "rank " + std::to_string(owner_->rank()) + ": " + op_->call.text() +
+                            " is still in flight after the given wait; it goes on, and can be waited for again");
     if (op_->state.load() == kFailed) throw EngineError(op_->error);
     keep_.clear();
   }
@@ -199,8 +211,9 @@ class PyOperation {
 // The communicator as a Python object: closes what a script forgot.
 class PyCommunicator {
  public:
-  PyCommunicator(uint32_t rank, uint32_t size, uint32_t slot_bytes, double timeout, uint64_t budget_blocks, bool crowded,
-                 std::unique_ptr<Segment> segment, Roots roots, nb::object planner, const std::optional<std::string>& kernels) {
+  PyCommunicator(uint32_t rank, uint32_t size, uint32_t slot_bytes, double timeout, uint64_t budget_blocks,
+                 bool crowded, std::unique_ptr<Segment> segment, Roots roots, nb::object planner,
+                 const std::optional<std::string>& kernels) {
     Memory* memory = host::memory(kernels ? kernels->c_str() : nullptr);
     if (!memory) throw EngineError(ErrorKind::config, "this CPU has no kernels named " + *kernels);
     auto call = shared(std::move(planner));
@@ -230,10 +243,11 @@ class PyCommunicator {
 
   std::optional<PyOperation> run(uint8_t collective, const nb::object& input, const nb::object& output, uint8_t redop,
                                  uint32_t root, double factor, const std::optional<std::vector<uint64_t>>& send_counts,
-                                 const std::optional<std::vector<uint64_t>>& recv_counts, double timeout, uint8_t algorithm,
-                                 bool blocking) {
+                                 const std::optional<std::vector<uint64_t>>& recv_counts, double timeout,
+                                 uint8_t algorithm, bool blocking) {
     Communicator& c = *communicator_;
-    const std::string what = "rank " + std::to_string(c.rank()) + ": " + name_of(static_cast<Collective>(collective)) + ": ";
+    const std::string what =
+        "rank " + std::to_string(c.rank()) + ": " + name_of(static_cast<Collective>(collective)) + ": ";
     Array in, out;
     try {
       if (!input.is_none()) in = array_of<InputArray>(input, "the input", "");
@@ -242,10 +256,12 @@ class PyCommunicator {
       throw EngineError(e.error().kind, what + e.error().message);
     }
     if (in.dtype != DType::none && out.dtype != DType::none && in.dtype != out.dtype)
-      throw EngineError(ErrorKind::config, what + "the input is " + name_of(in.dtype) + " and the output " + name_of(out.dtype));
+      throw EngineError(ErrorKind::config,
+                        what + "the input is " + name_of(in.dtype) + " and the output " + name_of(out.dtype));
     for (const auto* counts : {&send_counts, &recv_counts})
       if (*counts && (*counts)->size() != c.size())
-        throw EngineError(ErrorKind::config, what + "counts need one entry for each of " + std::to_string(c.size()) + " ranks");
+        throw EngineError(ErrorKind::config,
+                          what + "counts need one entry for each of " + std::to_string(c.size()) + " ranks");
     sc_request r{};
     r.collective = collective;
     r.dtype = static_cast<uint8_t>(in.dtype != DType::none ? in.dtype : out.dtype);
@@ -340,7 +356,8 @@ class PyCommunicator {
         fine = x == y;
     }
     if (!fine)
-      throw EngineError(ErrorKind::config, what + "the input and the output overlap, and not as in-place operation allows");
+      throw EngineError(ErrorKind::config,
+                        what + "the input and the output overlap, and not as in-place operation allows");
   }
 
   sc_communicator* exported_ = nullptr;
@@ -354,84 +371,98 @@ void bind_engine(nb::module_& m) {
     try {
       std::rethrow_exception(p);
     } catch (const EngineError& e) {
-      nb::object error =
-          nb::module_::import_("securecoll.errors").attr("from_kind")(static_cast<int>(e.error().kind), e.error().message);
+      nb::object error = nb::module_::import_("securecoll.errors")
+                             .attr("from_kind")(static_cast<int>(e.error().kind), e.error().message);
       PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
     }
   });
 
   nb::class_<PySegment>(m, "Segment", "This rank's shared memory, and its view of its peers'.")
-      .def("__init__",
-           [](PySegment* self, uint32_t rank, uint32_t size, uint32_t slot_bytes, uint32_t depth) {
-             if (size < 2 || rank >= size || slot_bytes == 0 || slot_bytes % 64 || depth == 0)
-               throw EngineError(ErrorKind::config, "a segment needs 0 <= rank < size, 2 <= size, slots of a multiple of 64 bytes");
-             nb::gil_scoped_release free;
-             new (self) PySegment{std::make_unique<Segment>(rank, SegmentShape{size, slot_bytes, depth})};
-           },
-           nb::arg("rank"), nb::arg("size"), nb::arg("slot_bytes"), nb::arg("depth"))
-      .def("endpoint",
-           [](const PySegment& s) {
-             const auto e = s.get().endpoint();
-             return nb::bytes(e.data(), e.size());
-           },
-           "What peers need to map it: goes into the authenticated handshake.")
-      .def("connect",
-           [](PySegment& s, const nb::list& endpoints) {
-             std::vector<std::string> texts;
-             for (nb::handle h : endpoints) {
-               const auto b = nb::cast<nb::bytes>(h);
-               texts.emplace_back(b.c_str(), b.size());
-             }
-             Segment& segment = s.get();
-             nb::gil_scoped_release free;
-             segment.connect(texts);
-           },
-           nb::arg("endpoints"), "Maps all peers' segments from all ranks' endpoints.")
+      .def(
+          "__init__",
+          [](PySegment* self, uint32_t rank, uint32_t size, uint32_t slot_bytes, uint32_t depth) {
+            if (size < 2 || rank >= size || slot_bytes == 0 || slot_bytes % 64 || depth == 0)
+              throw EngineError(ErrorKind::config,
+                                "a segment needs 0 <= rank < size, 2 <= size, slots of a multiple of 64 bytes");
+            nb::gil_scoped_release free;
+            new (self) PySegment{std::make_unique<Segment>(rank, SegmentShape{size, slot_bytes, depth})};
+          },
+          nb::arg("rank"), nb::arg("size"), nb::arg("slot_bytes"), nb::arg("depth"))
+      .def(
+          "endpoint",
+          [](const PySegment& s) {
+            const auto e = s.get().endpoint();
+            return nb::bytes(e.data(), e.size());
+          },
+          "What peers need to map it: goes into the authenticated handshake.")
+      .def(
+          "connect",
+          [](PySegment& s, const nb::list& endpoints) {
+            std::vector<std::string> texts;
+            for (nb::handle h : endpoints) {
+              const auto b = nb::cast<nb::bytes>(h);
+              texts.emplace_back(b.c_str(), b.size());
+            }
+            Segment& segment = s.get();
+            nb::gil_scoped_release free;
+            segment.connect(texts);
+          },
+          nb::arg("endpoints"), "Maps all peers' segments from all ranks' endpoints.")
       .def("close", [](PySegment& s) { s.segment.reset(); }, "Unmaps and removes it, when joining failed.");
-  m.def("segment_bytes", [](uint32_t size, uint32_t slot_bytes, uint32_t depth) { return SegmentShape{size, slot_bytes, depth}.bytes(); },
-        nb::arg("size"), nb::arg("slot_bytes"), nb::arg("depth"), "Bytes of one rank's segment.");
+  m.def(
+      "segment_bytes",
+      [](uint32_t size, uint32_t slot_bytes, uint32_t depth) { return SegmentShape{size, slot_bytes, depth}.bytes(); },
+      nb::arg("size"), nb::arg("slot_bytes"), nb::arg("depth"), "Bytes of one rank's segment.");
 
   nb::class_<PyOperation>(m, "Operation", "One collective in flight.")
       .def("wait", &PyOperation::wait, nb::arg("timeout") = nb::none())
       .def("done", &PyOperation::done)
       .def_prop_ro("sequence", &PyOperation::sequence)
-      .def("__repr__", [](const PyOperation& op) { return "<Operation " + op.text() + (op.done() ? ", final>" : ", in flight>"); });
+      .def("__repr__", [](const PyOperation& op) {
+        return "<Operation " + op.text() + (op.done() ? ", final>" : ", in flight>");
+      });
 
   nb::class_<PyCommunicator>(m, "Communicator", "One rank's end of a group; use securecoll.Communicator.")
-      .def("__init__",
-           [](PyCommunicator* self, uint32_t rank, uint32_t size, uint32_t slot_bytes, double timeout, uint64_t budget_blocks,
-              bool crowded, PySegment* segment, const nb::list& link_tx, const nb::list& link_rx,
-              const nb::list& control_tx, const nb::list& control_rx, const nb::list& sender, nb::object planner,
-              const std::optional<std::string>& kernels) {
-             Roots roots{secrets_of(link_tx), secrets_of(link_rx), secrets_of(control_tx), secrets_of(control_rx),
-                         secrets_of(sender)};
-             new (self) PyCommunicator(rank, size, slot_bytes, timeout, budget_blocks, crowded,
-                                       segment ? std::move(segment->segment) : nullptr, std::move(roots), std::move(planner), kernels);
-           },
-           nb::arg("rank"), nb::arg("size"), nb::arg("slot_bytes"), nb::arg("timeout"), nb::arg("budget_blocks"),
-           nb::arg("crowded"), nb::arg("segment").none(), nb::arg("link_tx"), nb::arg("link_rx"), nb::arg("control_tx"),
-           nb::arg("control_rx"), nb::arg("sender"), nb::arg("planner"), nb::arg("kernels") = nb::none())
+      .def(
+          "__init__",
+          [](PyCommunicator* self, uint32_t rank, uint32_t size, uint32_t slot_bytes, double timeout,
+             uint64_t budget_blocks, bool crowded, PySegment* segment, const nb::list& link_tx,
+             const nb::list& link_rx, const nb::list& control_tx, const nb::list& control_rx, const nb::list& sender,
+             nb::object planner, const std::optional<std::string>& kernels) {
+            Roots roots{secrets_of(link_tx), secrets_of(link_rx), secrets_of(control_tx), secrets_of(control_rx),
+                        secrets_of(sender)};
+            new (self) PyCommunicator(rank, size, slot_bytes, timeout, budget_blocks, crowded,
+                                      segment ? std::move(segment->segment) : nullptr, std::move(roots),
+                                      std::move(planner), kernels);
+          },
+          nb::arg("rank"), nb::arg("size"), nb::arg("slot_bytes"), nb::arg("timeout"), nb::arg("budget_blocks"),
+          nb::arg("crowded"), nb::arg("segment").none(), nb::arg("link_tx"), nb::arg("link_rx"), nb::arg("control_tx"),
+          nb::arg("control_rx"), nb::arg("sender"), nb::arg("planner"), nb::arg("kernels") = nb::none())
       .def("run", &PyCommunicator::run, nb::arg("collective"), nb::arg("input").none(), nb::arg("output").none(),
            nb::arg("redop") = 0, nb::arg("root") = 0, nb::arg("factor") = 1.0, nb::arg("send_counts") = nb::none(),
-           nb::arg("recv_counts") = nb::none(), nb::arg("timeout") = 0.0, nb::arg("algorithm") = 0, nb::arg("blocking") = true)
+           nb::arg("recv_counts") = nb::none(), nb::arg("timeout") = 0.0, nb::arg("algorithm") = 0,
+           nb::arg("blocking") = true)
       .def_prop_ro("capsule", &PyCommunicator::capsule)
       .def("close", &PyCommunicator::close)
       .def("abort", &PyCommunicator::abort)
-      .def("error",
-           [](const PyCommunicator& c) -> nb::object {
-             const Error e = c.communicator_->error();
-             if (!e) return nb::none();
-             return nb::module_::import_("securecoll.errors").attr("from_kind")(static_cast<int>(e.kind), e.message);
-           },
-           "The first error, or None while usable.")
-      .def("set_timeout", [](PyCommunicator& c, double s) { c.communicator_->set_timeout(static_cast<int64_t>(s * 1e9)); })
+      .def(
+          "error",
+          [](const PyCommunicator& c) -> nb::object {
+            const Error e = c.communicator_->error();
+            if (!e) return nb::none();
+            return nb::module_::import_("securecoll.errors").attr("from_kind")(static_cast<int>(e.kind), e.message);
+          },
+          "The first error, or None while usable.")
+      .def("set_timeout",
+           [](PyCommunicator& c, double s) { c.communicator_->set_timeout(static_cast<int64_t>(s * 1e9)); })
       .def_prop_ro("epoch", [](const PyCommunicator& c) { return c.communicator_->epoch(); })
       .def_prop_ro("sequence", [](const PyCommunicator& c) { return c.communicator_->last_sequence(); })
       .def_prop_ro("mapped_bytes", [](const PyCommunicator& c) { return c.communicator_->mapped_bytes(); })
       .def("counters", [](const PyCommunicator& c) {
         const Counters& k = c.communicator_->counters();
-        return nb::make_tuple(k.bytes_sealed.load(), k.bytes_opened.load(), k.records_sealed.load(), k.records_opened.load(),
-                              static_cast<double>(k.waiting_ns.load()) / 1e9, k.operations.load());
+        return nb::make_tuple(k.bytes_sealed.load(), k.bytes_opened.load(), k.records_sealed.load(),
+                              k.records_opened.load(), static_cast<double>(k.waiting_ns.load()) / 1e9,
+                              k.operations.load());
       });
 
   m.def("set_threads", &pool::set_threads, nb::arg("threads"), "Progress threads of this process, at least 1.");

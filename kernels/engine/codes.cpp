@@ -28,8 +28,9 @@ const char* name_of(Collective c) {
 
 const char* name_of(DType t) {
   static constexpr const char* names[kDTypes] = {
-      "none",    "uint8",   "int8",    "uint16",    "int16",      "uint32", "int32",         "uint64",      "int64",           "float16",
-      "bfloat16", "float32", "float64", "complex64", "complex128", "bool",   "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"};
+      "none",       "uint8", "int8",          "uint16",      "int16",           "uint32",         "int32",
+      "uint64",     "int64", "float16",       "bfloat16",    "float32",         "float64",        "complex64",
+      "complex128", "bool",  "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"};
   const auto i = static_cast<unsigned>(t);
   return i < static_cast<unsigned>(kDTypes) ? names[i] : "unknown dtype";
 }

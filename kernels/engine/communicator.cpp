@@ -14,9 +14,9 @@
 namespace securecoll {
 namespace {
 
-constexpr size_t kPlans = 512;    // cached
-constexpr size_t kHistory = 64;   // calls that a peer's question may still be about
-constexpr size_t kSpare = 32;     // operations kept for reuse
+constexpr size_t kPlans = 512;   // cached
+constexpr size_t kHistory = 64;  // calls that a peer's question may still be about
+constexpr size_t kSpare = 32;    // operations kept for reuse
 constexpr int64_t kLook = 1 * kMillisecond;
 constexpr int64_t kAskAfter = 250 * kMillisecond;
 constexpr int64_t kLivenessEvery = 100 * kMillisecond;
@@ -34,13 +34,13 @@ uint64_t sum(const uint64_t* counts, uint32_t n) {
 }  // namespace
 
 bool Communicator::Key::operator==(const Key& o) const {
-  return collective == o.collective && dtype == o.dtype && redop == o.redop && algorithm == o.algorithm && root == o.root &&
-         count == o.count && counts == o.counts;
+  return collective == o.collective && dtype == o.dtype && redop == o.redop && algorithm == o.algorithm &&
+         root == o.root && count == o.count && counts == o.counts;
 }
 
 size_t Communicator::KeyHash::operator()(const Key& k) const noexcept {
-  uint64_t h = uint64_t{k.collective} | uint64_t{k.dtype} << 8 | uint64_t{k.redop} << 16 | uint64_t{k.algorithm} << 24 |
-               uint64_t{k.root} << 32;
+  uint64_t h = uint64_t{k.collective} | uint64_t{k.dtype} << 8 | uint64_t{k.redop} << 16 |
+               uint64_t{k.algorithm} << 24 | uint64_t{k.root} << 32;
   auto mix = [&](uint64_t v) { h = (h ^ v) * 0x9e3779b97f4a7c15ull, h ^= h >> 29; };
   mix(k.count);
   for (uint64_t c : k.counts) mix(c);
@@ -84,9 +84,10 @@ Communicator::Communicator(CommunicatorOptions options, std::unique_ptr<Segment>
       if ((*list)[p].size() != 32) throw EngineError(ErrorKind::config, here() + "a stream root is missing");
     transport_.link_tx[p] = Stream(std::move(roots.link_tx[p]), 0, Use::collective, memory);
     transport_.link_rx[p] = Stream(std::move(roots.link_rx[p]), 0, Use::collective, memory);
-    control_[p] = std::make_unique<ControlLink>(segment_->control_to(p), segment_->control_from(p),
-                                                Stream(std::move(roots.control_tx[p]), 0, Use::control, memory),
-                                                Stream(std::move(roots.control_rx[p]), 0, Use::control, memory), memory);
+    control_[p] =
+        std::make_unique<ControlLink>(segment_->control_to(p), segment_->control_from(p),
+                                      Stream(std::move(roots.control_tx[p]), 0, Use::control, memory),
+                                      Stream(std::move(roots.control_rx[p]), 0, Use::control, memory), memory);
     transport_.writers[p] = segment_->writer_to(p);
     transport_.readers[p] = segment_->reader_from(p);
     transport_.readers[n + p] = segment_->reader_from_all(p);
@@ -102,9 +103,10 @@ Communicator::~Communicator() {
 
 void Communicator::check_generation() const {
   if (generation_ != fork_generation())
-    throw EngineError(ErrorKind::closed, here() +
-                                             "this communicator belongs to the parent of a fork, and its keys are gone here; "
-                                             "make a new one in the child");
+    throw EngineError(ErrorKind::closed,
+                      here() +
+                          "this communicator belongs to the parent of a fork, and its keys are gone here; "
+                          "make a new one in the child");
 }
 
 // Refuses a call that cannot be right, before anything is sent.
@@ -124,7 +126,8 @@ void Communicator::check(const sc_request& r) const {
     throw EngineError(ErrorKind::config, what + name_of(redop) + " is not defined for " + name_of(dtype));
   if (!reduces && redop != RedOp::none) throw EngineError(ErrorKind::config, what + "takes no reduction");
   if (r.root >= n)
-    throw EngineError(ErrorKind::config, what + "root " + std::to_string(r.root) + " is not one of " + std::to_string(n) + " ranks");
+    throw EngineError(ErrorKind::config,
+                      what + "root " + std::to_string(r.root) + " is not one of " + std::to_string(n) + " ranks");
   if ((r.send_counts != nullptr) != (r.recv_counts != nullptr) && collective == Collective::all_to_all)
     throw EngineError(ErrorKind::config, what + "needs counts for both directions or for none");
   const bool root = r.root == me;
@@ -170,7 +173,8 @@ void Communicator::check(const sc_request& r) const {
         throw EngineError(ErrorKind::config, what + name + " must hold whole elements of " + name_of(dtype));
     if (size_of(s, count) != elements * element)
       throw EngineError(ErrorKind::config, what + name + " must hold " + std::to_string(elements) + " elements of " +
-                                               name_of(dtype) + ", and holds " + std::to_string(size_of(s, count)) + " bytes");
+                                               name_of(dtype) + ", and holds " + std::to_string(size_of(s, count)) +
+                                               " bytes");
   };
   expect("the input", in, r.input, r.inputs);
   expect("the output", out, r.output, r.outputs);
@@ -219,7 +223,8 @@ Operation* Communicator::submit(const sc_request& request, uint8_t algorithm) {
     std::lock_guard progress(progress_, std::adopt_lock);
     if (state_ == State::active && !current_) poll_control();
     // Nobody else would bring the failure that was just found to its end.
-    for (; state_ == State::failing && !current_; std::this_thread::sleep_for(std::chrono::milliseconds(1))) step_failing();
+    for (; state_ == State::failing && !current_; std::this_thread::sleep_for(std::chrono::milliseconds(1)))
+      step_failing();
   }
   std::unique_lock lock(mutex_);
   auto raise = [&] {
@@ -231,9 +236,11 @@ Operation* Communicator::submit(const sc_request& request, uint8_t algorithm) {
   if (sequence_ >= kLastSequence)
     throw EngineError(ErrorKind::config, here() + "sequence numbers have run out; make a new communicator");
   if (prepared->plan.blocks > options_.budget_blocks)
-    throw EngineError(ErrorKind::config, here() + "one call may seal at most " + std::to_string(options_.budget_blocks * 16) +
+    throw EngineError(ErrorKind::config, here() + "one call may seal at most " +
+                                             std::to_string(options_.budget_blocks * 16) +
                                              " bytes on a stream; split it");
-  // Every rank counts alike, from what the call and its plan say, so all step to the next epoch before the same sequence.
+  // Every rank counts alike, from what the call and its plan say, so all step to the next epoch before the same
+  // sequence.
   if (epoch_blocks_ + prepared->plan.blocks > options_.budget_blocks) {
     epoch_++;
     epoch_blocks_ = 0;
@@ -246,8 +253,8 @@ Operation* Communicator::submit(const sc_request& request, uint8_t algorithm) {
   op->error = Error{};
   op->owner = shared_from_this();
   op->prepared = std::move(prepared);
-  op->call = Call{static_cast<Collective>(r.collective), static_cast<DType>(r.dtype), static_cast<RedOp>(r.redop), r.root,
-                  r.send_counts ? sum(r.send_counts, options_.size) : r.count};
+  op->call = Call{static_cast<Collective>(r.collective), static_cast<DType>(r.dtype), static_cast<RedOp>(r.redop),
+                  r.root, r.send_counts ? sum(r.send_counts, options_.size) : r.count};
   op->send_counts.clear();
   op->recv_counts.clear();
   if (r.send_counts) op->send_counts.assign(r.send_counts, r.send_counts + options_.size);
@@ -327,7 +334,8 @@ bool Communicator::wait(Operation& op, int64_t until) {
     else
       backoff.sleep(until ? until - now_ns() : kRecheckNs);
   }
-  if (blocked_at) counters_.waiting_ns.fetch_add(static_cast<uint64_t>(now_ns() - blocked_at), std::memory_order_relaxed);
+  if (blocked_at)
+    counters_.waiting_ns.fetch_add(static_cast<uint64_t>(now_ns() - blocked_at), std::memory_order_relaxed);
   return op.final();
 }
 
@@ -420,9 +428,11 @@ bool Communicator::step() {
       const std::string peer = std::to_string(executor_.failed_peer());
       fail({ErrorKind::authentication,
             where(*current_) +
-                (executor_.lane_violated() ? "the lane words shared with rank " + peer + " moved as no honest peer moves them"
-                                           : "a record on the lane from rank " + peer + " failed authentication") +
-                "; the host or the network changed it, or the ranks do not run the same program; nothing of it was used"},
+                (executor_.lane_violated()
+                     ? "the lane words shared with rank " + peer + " moved as no honest peer moves them"
+                     : "a record on the lane from rank " + peer + " failed authentication") +
+                "; the host or the network changed it, or the ranks do not run the same program; nothing of it was "
+                "used"},
            kListen);
       return true;
     }
@@ -483,7 +493,8 @@ void Communicator::look_around() {
   if (late) {
     const auto ranks = executor_.awaited(*current_);
     std::string text = where(*late) + "not finished by its deadline";
-    if (late != current_) text += ", behind " + current_->call.text() + ", collective number " + std::to_string(current_->sequence);
+    if (late != current_)
+      text += ", behind " + current_->call.text() + ", collective number " + std::to_string(current_->sequence);
     if (!ranks.empty()) text += "; still waiting for " + ranks_text(ranks);
     text += "; see that every rank runs and issues the same calls, or raise the timeout";
     fail({ErrorKind::timeout, text}, kListenShort, ranks.empty() ? UINT32_MAX : ranks[0]);
@@ -522,7 +533,8 @@ void Communicator::look_around() {
   }
   if (!asked_ && now - blocked_since_ > kAskAfter) {
     asked_ = true;
-    for (uint32_t p : executor_.awaited(*current_)) control_[p]->send(about(ControlKind::query, ErrorKind::none, p, current_->sequence));
+    for (uint32_t p : executor_.awaited(*current_))
+      control_[p]->send(about(ControlKind::query, ErrorKind::none, p, current_->sequence));
   }
 }
 
@@ -575,8 +587,8 @@ std::string Communicator::mismatch(uint32_t peer, const ControlMessage& theirs, 
     const uint64_t sends = ours.send_counts.empty() ? ours.call.count : ours.send_counts[peer];
     const uint64_t expects = ours.recv_counts.empty() ? ours.call.count : ours.recv_counts[peer];
     text += " (rank " + std::to_string(peer) + " sends " + std::to_string(theirs.sends) + " and expects " +
-            std::to_string(theirs.expects) + " elements, this rank expects " + std::to_string(expects) + " and sends " +
-            std::to_string(sends) + ")";
+            std::to_string(theirs.expects) + " elements, this rank expects " + std::to_string(expects) +
+            " and sends " + std::to_string(sends) + ")";
   }
   return text + "; every rank of a group must issue the same calls in the same order";
 }
@@ -629,10 +641,12 @@ void Communicator::receive(uint32_t peer, const ControlMessage& message) {
         fail({ErrorKind::mismatch, mismatch(peer, message, ours)}, kListenShort, UINT32_MAX, sequence);
         return;
       }
-      static constexpr const char* why[] = {"an error",       "a wrong call",  "a failed handshake", "a record that failed authentication",
-                                            "calls that differ", "a lost peer", "a timeout",          "an abort"};
+      static constexpr const char* why[] = {
+          "an error",          "a wrong call", "a failed handshake", "a record that failed authentication",
+          "calls that differ", "a lost peer",  "a timeout",          "an abort"};
       const ErrorKind kind = message.error == ErrorKind::closed ? ErrorKind::peer_lost : message.error;
-      std::string text = here() + "rank " + std::to_string(peer) + " reports " + why[static_cast<unsigned>(message.error)];
+      std::string text =
+          here() + "rank " + std::to_string(peer) + " reports " + why[static_cast<unsigned>(message.error)];
       if (message.subject < options_.size) text += " (rank " + std::to_string(message.subject) + ")";
       if (message.sequence != UINT64_MAX)
         text += " in " + message.call.text() + ", collective number " + std::to_string(message.sequence);
@@ -668,7 +682,10 @@ void Communicator::fail(Error error, int64_t listen_ns, uint32_t subject, uint64
     state_ = State::failing;
     error_ = std::move(error);
     failed_subject_ = subject;
-    failed_sequence_ = sequence != UINT64_MAX ? sequence : current_ ? current_->sequence : sequence_ ? sequence_ - 1 : UINT64_MAX;
+    failed_sequence_ = sequence != UINT64_MAX ? sequence
+                       : current_             ? current_->sequence
+                       : sequence_            ? sequence_ - 1
+                                              : UINT64_MAX;
   }
   for (Stream& s : transport_.sender) s.erase();
   for (Stream& s : transport_.link_tx) s.erase();
@@ -790,7 +807,8 @@ void Communicator::close() {
 
 Error Communicator::error() {
   if (generation_ != fork_generation())
-    return {ErrorKind::closed, here() + "this communicator belongs to the parent of a fork; make a new one in the child"};
+    return {ErrorKind::closed,
+            here() + "this communicator belongs to the parent of a fork; make a new one in the child"};
   std::lock_guard lock(mutex_);
   return state_ == State::active ? Error{} : error_;
 }

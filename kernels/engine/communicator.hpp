@@ -25,7 +25,8 @@ struct CommunicatorOptions {
   uint32_t rank = 0, size = 1;
   uint32_t slot_bytes = 65536;
   int64_t timeout_ns = 0;
-  // Cipher blocks that a stream may seal in one epoch; the protocol's bound is 2^32, tests use less. Equal on all ranks.
+  // Cipher blocks that a stream may seal in one epoch; the protocol's bound is 2^32, tests use less. Equal on all
+  // ranks.
   uint64_t budget_blocks = uint64_t{1} << 32;
   bool crowded = false;  // more ranks than cores on this host
 };
@@ -36,11 +37,13 @@ using Planner = std::function<std::shared_ptr<const Prepared>(const sc_request& 
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   // `segment` is null for a group of one.
-  Communicator(CommunicatorOptions options, std::unique_ptr<Segment> segment, Roots roots, Memory* memory, Planner planner);
+  Communicator(CommunicatorOptions options, std::unique_ptr<Segment> segment, Roots roots, Memory* memory,
+               Planner planner);
   ~Communicator();
 
-  // The caller owns one reference to the operation. `algorithm`: 0 lets the tuner choose. Throws EngineError: config when
-  // the call is wrong, and then nothing was sent and no sequence number used; else the communicator's first error.
+  // The caller owns one reference to the operation. `algorithm`: 0 lets the tuner choose. Throws EngineError: config
+  // when the call is wrong, and then nothing was sent and no sequence number used; else the communicator's first
+  // error.
   Operation* submit(const sc_request& request, uint8_t algorithm = 0);
   // Makes progress until the operation is final or `until` (ns, monotonic; 0: its own deadline rules) has passed.
   // Returns whether it is final.
@@ -89,11 +92,12 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::string here() const { return "rank " + std::to_string(options_.rank) + ": "; }
   void check_generation() const;
   void check(const sc_request& request) const;
-  std::shared_ptr<const Prepared> prepare(std::unique_lock<std::mutex>& lock, const sc_request& request, uint8_t algorithm);
+  std::shared_ptr<const Prepared> prepare(std::unique_lock<std::mutex>& lock, const sc_request& request,
+                                          uint8_t algorithm);
   Operation* take_operation();
-  bool step();                 // progress_ held
-  void look_around();          // progress_ held: clocks, control, liveness
-  void poll_control();         // progress_ held
+  bool step();          // progress_ held
+  void look_around();   // progress_ held: clocks, control, liveness
+  void poll_control();  // progress_ held
   void receive(uint32_t peer, const ControlMessage& message);
   void compare(uint32_t peer, const ControlMessage& message);
   bool mine(uint64_t sequence, Past& past);
@@ -103,8 +107,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // progress_ held. For the peers' messages: `subject` is the rank that the error is about, `sequence` the call (by
   // default the one in progress, or the last).
   void fail(Error error, int64_t listen_ns, uint32_t subject = UINT32_MAX, uint64_t sequence = UINT64_MAX);
-  void step_failing();                        // progress_ held
-  void conclude();                            // progress_ held
+  void step_failing();  // progress_ held
+  void conclude();      // progress_ held
   void complete(Operation* op, Error error);
   std::string where(const Operation& op) const;
   std::string ranks_text(const std::vector<uint32_t>& ranks) const;

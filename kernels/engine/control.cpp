@@ -26,7 +26,8 @@ void ControlMessage::encode(uint8_t out[kControlBytes]) const {
 }
 
 bool ControlMessage::decode(const uint8_t in[kControlBytes]) {
-  if (in[0] < 1 || in[0] > 4 || in[1] > static_cast<uint8_t>(ErrorKind::closed) || in[3] >= kDTypes || in[4] >= kRedOps)
+  if (in[0] < 1 || in[0] > 4 || in[1] > static_cast<uint8_t>(ErrorKind::closed) || in[3] >= kDTypes ||
+      in[4] >= kRedOps)
     return false;
   kind = static_cast<ControlKind>(in[0]);
   error = static_cast<ErrorKind>(in[1]);
@@ -45,7 +46,11 @@ bool ControlMessage::decode(const uint8_t in[kControlBytes]) {
 
 ControlLink::ControlLink(std::unique_ptr<LaneWriter> writer, std::unique_ptr<LaneReader> reader, Stream tx, Stream rx,
                          Memory* memory)
-    : writer_(std::move(writer)), reader_(std::move(reader)), tx_(std::move(tx)), rx_(std::move(rx)), memory_(memory) {}
+    : writer_(std::move(writer)),
+      reader_(std::move(reader)),
+      tx_(std::move(tx)),
+      rx_(std::move(rx)),
+      memory_(memory) {}
 
 bool ControlLink::send(const ControlMessage& message) {
   if (tx_.erased()) return false;

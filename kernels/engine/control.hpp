@@ -33,7 +33,8 @@ struct ControlMessage {
 // One rank's control link with one peer.
 class ControlLink {
  public:
-  ControlLink(std::unique_ptr<LaneWriter> writer, std::unique_ptr<LaneReader> reader, Stream tx, Stream rx, Memory* memory);
+  ControlLink(std::unique_ptr<LaneWriter> writer, std::unique_ptr<LaneReader> reader, Stream tx, Stream rx,
+              Memory* memory);
 
   // False when the lane has no room: control is a courtesy, never a condition.
   bool send(const ControlMessage& message);

@@ -104,8 +104,8 @@ void Executor::seal(Operation& op, uint32_t s, const uint8_t* plain, uint32_t by
   Stream& stream = step.stream_reader < 0 ? t_.sender[t_.rank] : t_.link_tx[step.stream_reader];
   // A sender stream binds what all members know; its descriptor is the same towards every peer.
   const uint32_t peer = step.stream_reader < 0 ? t_.rank : static_cast<uint32_t>(step.stream_reader);
-  const RecordContext record = stream.record(op.sequence, step.record + op.cursors[s].chunk, bytes,
-                                             op.prepared->sealed_descriptor[peer]);
+  const RecordContext record =
+      stream.record(op.sequence, step.record + op.cursors[s].chunk, bytes, op.prepared->sealed_descriptor[peer]);
   // Several lanes: sealed once into private memory, since a slot is never read back.
   uint8_t* sealed = slots_.size() == 1 ? slots_[0] : staging(kSealed);
   t_.memory->seal(record, plain, bytes, sealed);
@@ -119,11 +119,11 @@ void Executor::seal(Operation& op, uint32_t s, const uint8_t* plain, uint32_t by
   counters_.records_sealed.fetch_add(1, std::memory_order_relaxed);
 }
 
-bool Executor::open(Operation& op, const PlanSource& source, uint32_t chunk, const uint8_t* sealed,
-                              uint32_t bytes, uint8_t* plain, const void* prefetch) {
+bool Executor::open(Operation& op, const PlanSource& source, uint32_t chunk, const uint8_t* sealed, uint32_t bytes,
+                    uint8_t* plain, const void* prefetch) {
   Stream& stream = source.reader < 0 ? t_.sender[source.writer] : t_.link_rx[source.writer];
-  const RecordContext record = stream.record(op.sequence, source.record + chunk, bytes,
-                                             op.prepared->opened_descriptor[source.writer]);
+  const RecordContext record =
+      stream.record(op.sequence, source.record + chunk, bytes, op.prepared->opened_descriptor[source.writer]);
   if (!t_.memory->open(record, sealed, bytes, plain, prefetch)) {
     failed_peer_ = source.lane % t_.size;
     lane_violated_ = false;
@@ -162,8 +162,19 @@ Executor::Turn Executor::run_chunk(Operation& op, uint32_t s) {
         plain = staging(kPlain);
       }
       if (scale && bytes) {
-        const ReduceTask task{staging(kPlain), plain,     nullptr, bytes / element_bytes(op.call.dtype), op.call.dtype, op.call.redop,
-                              op.factor,  t_.size, false,   false, true, false, false};
+        const ReduceTask task{staging(kPlain),
+                              plain,
+                              nullptr,
+                              bytes / element_bytes(op.call.dtype),
+                              op.call.dtype,
+                              op.call.redop,
+                              op.factor,
+                              t_.size,
+                              false,
+                              false,
+                              true,
+                              false,
+                              false};
         t_.memory->reduce(task);
         plain = staging(kPlain);
       }
@@ -232,8 +243,8 @@ Executor::Turn Executor::run_chunk(Operation& op, uint32_t s) {
   return Turn::ran;
 }
 
-// Combines a chunk's sources in rank order. What was combined so far stays in this step's own scratch while a source is
-// still to come; only verified plaintext gets there.
+// Combines a chunk's sources in rank order. What was combined so far stays in this step's own scratch while a source
+// is still to come; only verified plaintext gets there.
 Executor::Turn Executor::run_reduce(Operation& op, uint32_t s, uint64_t within, uint32_t bytes) {
   const Plan& plan = op.prepared->plan;
   const PlanStep& step = plan.steps[s];

@@ -55,8 +55,8 @@ class Executor {
   // The slot of a record source; or blocked.
   Turn peek(Operation& op, const PlanSource& source, uint32_t s, const uint8_t** slot);
   void seal(Operation& op, uint32_t s, const uint8_t* plain, uint32_t bytes);
-  bool open(Operation& op, const PlanSource& source, uint32_t chunk, const uint8_t* sealed, uint32_t bytes, uint8_t* plain,
-            const void* prefetch);
+  bool open(Operation& op, const PlanSource& source, uint32_t chunk, const uint8_t* sealed, uint32_t bytes,
+            uint8_t* plain, const void* prefetch);
   Turn violated(uint32_t peer);
   void finish_chunk(Operation& op, uint32_t s);
   // Private room of one slot each. kSource holds a REDUCE's next source, and is free again when its result is sealed.

@@ -1,8 +1,8 @@
 // A lane: transport only. A one-way ring of fixed slots from one rank to one peer, or to all peers on the host.
 //
 // It holds no key and knows no length: which record comes next, and how long it is, both ends know from the plan. In
-// shared memory a slot is write-only for the sender and read-once for the receiver, and the head and tail words only say
-// "look again": each is loaded once, and a word that goes back, or further than the ring is deep, is a violation.
+// shared memory a slot is write-only for the sender and read-once for the receiver, and the head and tail words only
+// say "look again": each is loaded once, and a word that goes back, or further than the ring is deep, is a violation.
 #pragma once
 #include <atomic>
 #include <cstdint>

@@ -58,8 +58,8 @@ enum OperationState : uint32_t { kInFlight = 0, kDone = 1, kFailed = 2 };
 class Communicator;
 
 struct StepCursor {
-  uint32_t chunk = 0;    // next
-  uint32_t source = 0;   // REDUCE: sources of this chunk already combined
+  uint32_t chunk = 0;   // next
+  uint32_t source = 0;  // REDUCE: sources of this chunk already combined
   bool a_accumulated = false;
   const uint8_t* a = nullptr;
   std::unique_ptr<uint8_t[]> scratch;  // REDUCE: private room for this step's partial chunk
@@ -75,7 +75,7 @@ struct Operation {
   std::atomic<uint32_t> references{1};
   std::atomic<uint32_t> state{kInFlight};
   std::atomic<uint32_t> waiters{0};  // threads asleep on `state`
-  Error error;  // valid once state is kFailed
+  Error error;                       // valid once state is kFailed
 
   std::shared_ptr<Communicator> owner;
   std::shared_ptr<const Prepared> prepared;

@@ -15,8 +15,8 @@ namespace {
 
 void Plan::finish(uint32_t rank, uint32_t size, uint32_t slot_bytes) {
   if (chunk == 0 || chunk % 64 != 0 || chunk > slot_bytes || wave == 0)
-    throw EngineError(ErrorKind::config, "plan refused: chunks of " + std::to_string(chunk) + " bytes do not fit slots of " +
-                                             std::to_string(slot_bytes));
+    throw EngineError(ErrorKind::config, "plan refused: chunks of " + std::to_string(chunk) +
+                                             " bytes do not fit slots of " + std::to_string(slot_bytes));
   written_use.assign(size + 1, -1);
   read_use.assign(2 * size, -1);
   auto use = [&](bool written, uint32_t lane, uint32_t step) {
@@ -77,7 +77,8 @@ void Plan::finish(uint32_t rank, uint32_t size, uint32_t slot_bytes) {
         if (!record_source || (step.block_buffer < 0 && step.length)) refuse(s, "OPEN takes one record and a block");
         break;
       case StepOp::reduce:
-        if (n == 0 || (step.block_buffer < 0 && !seals)) refuse(s, "REDUCE takes sources and somewhere to put the result");
+        if (n == 0 || (step.block_buffer < 0 && !seals))
+          refuse(s, "REDUCE takes sources and somewhere to put the result");
         break;
       case StepOp::forward:
         if (!record_source) refuse(s, "FORWARD takes one record");

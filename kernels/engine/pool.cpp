@@ -20,8 +20,8 @@ struct State {
   unsigned threads = 0, wanted = 1;
 };
 
-// Leaked, with its threads, at exit: what they touch is not destroyed before the process ends. A forked child gets a new
-// one, for no thread survives a fork, and the old one's mutex may have been held.
+// Leaked, with its threads, at exit: what they touch is not destroyed before the process ends. A forked child gets a
+// new one, for no thread survives a fork, and the old one's mutex may have been held.
 State* state = new State;
 
 void serve(State* s) {
@@ -31,8 +31,7 @@ void serve(State* s) {
     {
       std::unique_lock lock(s->mutex);
       // Idle ones leave the list under the lock that add() takes, so a new operation cannot fall between.
-      s->served.erase(std::remove_if(s->served.begin(), s->served.end(),
-                                     [](const auto& c) { return c->idle(); }),
+      s->served.erase(std::remove_if(s->served.begin(), s->served.end(), [](const auto& c) { return c->idle(); }),
                       s->served.end());
       mine.clear();
       if (s->served.empty()) {

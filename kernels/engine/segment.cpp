@@ -50,7 +50,7 @@ uint64_t process_token() {
 }
 
 struct flock whole_file(short type) {
-  struct flock l {};
+  struct flock l{};
   l.l_type = type;
   l.l_whence = SEEK_SET;
   l.l_len = 1;
@@ -107,8 +107,9 @@ Segment::Segment(uint32_t rank, SegmentShape shape) : rank_(rank), shape_(shape)
   Mapping& own = mappings_[rank];
   own.fd = open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_NOFOLLOW | O_CLOEXEC, 0600);
   if (own.fd < 0)
-    throw EngineError(ErrorKind::config, "rank " + std::to_string(rank) + ": cannot create the shared memory segment " + path +
-                                             ": " + reason() + "; mount a tmpfs that this user may write at " + kDirectory);
+    throw EngineError(ErrorKind::config, "rank " + std::to_string(rank) +
+                                             ": cannot create the shared memory segment " + path + ": " + reason() +
+                                             "; mount a tmpfs that this user may write at " + kDirectory);
   linked_ = true;
   close_in_children(own.fd);
   auto lock = whole_file(F_WRLCK);
@@ -119,15 +120,16 @@ Segment::Segment(uint32_t rank, SegmentShape shape) : rank_(rank), shape_(shape)
   void* at = failed ? MAP_FAILED : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, own.fd, 0);
   if (at == MAP_FAILED) {
     if (!failed) failed = errno;
-    struct statvfs fs {};
+    struct statvfs fs{};
     statvfs(kDirectory, &fs);
     unlink();
     const uint64_t free_bytes = uint64_t{fs.f_bavail} * fs.f_frsize;
     release(own);
-    throw EngineError(ErrorKind::config, "rank " + std::to_string(rank) + ": " + path + " needs " + std::to_string(bytes) +
-                                             " bytes and " + kDirectory + " has " + std::to_string(free_bytes) +
-                                             " free (" + std::strerror(failed) +
-                                             "); enlarge it, for example with docker run --shm-size or mount -o remount,size=");
+    throw EngineError(ErrorKind::config,
+                      "rank " + std::to_string(rank) + ": " + path + " needs " + std::to_string(bytes) +
+                          " bytes and " + kDirectory + " has " + std::to_string(free_bytes) + " free (" +
+                          std::strerror(failed) +
+                          "); enlarge it, for example with docker run --shm-size or mount -o remount,size=");
   }
   own.base = static_cast<uint8_t*>(at);
   own.same_process = true;
@@ -176,7 +178,8 @@ void Segment::connect(const std::vector<std::string>& endpoints) {
     const std::string who = here + "rank " + std::to_string(peer);
     const std::string& text = endpoints[peer];
     const auto* e = reinterpret_cast<const uint8_t*>(text.data());
-    if (text.size() != kEndpointBytes) throw EngineError(ErrorKind::handshake, who + "'s endpoint has the wrong length");
+    if (text.size() != kEndpointBytes)
+      throw EngineError(ErrorKind::handshake, who + "'s endpoint has the wrong length");
     if (load_be32(e) != peer || load_be32(e + 4) != shape_.size || load_be32(e + 8) != shape_.slot_bytes ||
         load_be32(e + 12) != shape_.depth)
       throw EngineError(ErrorKind::handshake,
@@ -190,9 +193,9 @@ void Segment::connect(const std::vector<std::string>& endpoints) {
     m.same_process = load_be64(e + 16) == process_token();
     m.fd = open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
     if (m.fd < 0)
-      throw EngineError(ErrorKind::handshake, who + "'s segment " + path + " cannot be opened here (" + reason() +
-                                                  "); this version joins ranks of one host, run by one user, that share " +
-                                                  kDirectory);
+      throw EngineError(ErrorKind::handshake,
+                        who + "'s segment " + path + " cannot be opened here (" + reason() +
+                            "); this version joins ranks of one host, run by one user, that share " + kDirectory);
     close_in_children(m.fd);
     struct stat s;
     if (fstat(m.fd, &s) != 0 || !S_ISREG(s.st_mode) || s.st_size != static_cast<off_t>(shape_.bytes()))
@@ -204,7 +207,8 @@ void Segment::connect(const std::vector<std::string>& endpoints) {
     madvise(at, shape_.bytes(), MADV_DONTFORK);
     // Proves that this is the segment that the peer made, not one of the same name in another mount namespace.
     if (std::memcmp(m.base, e + 32, 16) != 0)
-      throw EngineError(ErrorKind::handshake, who + "'s segment " + path + " is not the one it made: not the same host");
+      throw EngineError(ErrorKind::handshake,
+                        who + "'s segment " + path + " is not the one it made: not the same host");
   }
 }
 
@@ -225,8 +229,8 @@ namespace {
 const Bell* bell_of(const uint8_t* base) { return reinterpret_cast<const Bell*>(base + SegmentShape::kPage); }
 }  // namespace
 
-// Heads: [0, size) to each rank, [size] to all, (size, 2 size] control. Tails: by writer: from it, from its lane to all,
-// its control. Slots: lane p for rank p; the lane to all takes the place of the own rank.
+// Heads: [0, size) to each rank, [size] to all, (size, 2 size] control. Tails: by writer: from it, from its lane to
+// all, its control. Slots: lane p for rank p; the lane to all takes the place of the own rank.
 std::unique_ptr<LaneWriter> Segment::writer_to(uint32_t peer) const {
   uint8_t* base = mappings_[rank_].base;
   return std::make_unique<ShmLaneWriter>(
@@ -238,7 +242,8 @@ std::unique_ptr<LaneWriter> Segment::writer_to(uint32_t peer) const {
 std::unique_ptr<LaneWriter> Segment::writer_to_all() const {
   std::vector<ShmLaneWriter::Reader> readers;
   for (uint32_t p = 0; p < shape_.size; p++)
-    if (p != rank_) readers.push_back({p, word(p, shape_.tails_at(), shape_.size + rank_), bell_of(mappings_[p].base)});
+    if (p != rank_)
+      readers.push_back({p, word(p, shape_.tails_at(), shape_.size + rank_), bell_of(mappings_[p].base)});
   return std::make_unique<ShmLaneWriter>(const_cast<Word*>(word(rank_, shape_.heads_at(), shape_.size)),
                                          mappings_[rank_].base + shape_.slots_at() + rank_ * shape_.lane_bytes(),
                                          shape_.stride(), shape_.depth, std::move(readers));
@@ -254,27 +259,25 @@ std::unique_ptr<LaneWriter> Segment::control_to(uint32_t peer) const {
 }
 
 std::unique_ptr<LaneReader> Segment::reader_from(uint32_t peer) const {
-  return std::make_unique<ShmLaneReader>(peer, word(peer, shape_.heads_at(), rank_),
-                                         mappings_[peer].base + shape_.slots_at() + rank_ * shape_.lane_bytes(),
-                                         shape_.stride(), shape_.depth,
-                                         const_cast<Word*>(word(rank_, shape_.tails_at(), peer)),
-                                         bell_of(mappings_[peer].base));
+  return std::make_unique<ShmLaneReader>(
+      peer, word(peer, shape_.heads_at(), rank_),
+      mappings_[peer].base + shape_.slots_at() + rank_ * shape_.lane_bytes(), shape_.stride(), shape_.depth,
+      const_cast<Word*>(word(rank_, shape_.tails_at(), peer)), bell_of(mappings_[peer].base));
 }
 
 std::unique_ptr<LaneReader> Segment::reader_from_all(uint32_t peer) const {
-  return std::make_unique<ShmLaneReader>(peer, word(peer, shape_.heads_at(), shape_.size),
-                                         mappings_[peer].base + shape_.slots_at() + peer * shape_.lane_bytes(),
-                                         shape_.stride(), shape_.depth,
-                                         const_cast<Word*>(word(rank_, shape_.tails_at(), shape_.size + peer)),
-                                         bell_of(mappings_[peer].base));
+  return std::make_unique<ShmLaneReader>(
+      peer, word(peer, shape_.heads_at(), shape_.size),
+      mappings_[peer].base + shape_.slots_at() + peer * shape_.lane_bytes(), shape_.stride(), shape_.depth,
+      const_cast<Word*>(word(rank_, shape_.tails_at(), shape_.size + peer)), bell_of(mappings_[peer].base));
 }
 
 std::unique_ptr<LaneReader> Segment::control_from(uint32_t peer) const {
-  return std::make_unique<ShmLaneReader>(peer, word(peer, shape_.heads_at(), shape_.size + 1 + rank_),
-                                         mappings_[peer].base + shape_.control_at() + rank_ * shape_.control_lane_bytes(),
-                                         SegmentShape::kControlStride, SegmentShape::kControlDepth,
-                                         const_cast<Word*>(word(rank_, shape_.tails_at(), 2 * uint64_t{shape_.size} + peer)),
-                                         bell_of(mappings_[peer].base));
+  return std::make_unique<ShmLaneReader>(
+      peer, word(peer, shape_.heads_at(), shape_.size + 1 + rank_),
+      mappings_[peer].base + shape_.control_at() + rank_ * shape_.control_lane_bytes(), SegmentShape::kControlStride,
+      SegmentShape::kControlDepth, const_cast<Word*>(word(rank_, shape_.tails_at(), 2 * uint64_t{shape_.size} + peer)),
+      bell_of(mappings_[peer].base));
 }
 
 bool Segment::alive(uint32_t peer) const {

@@ -1,10 +1,10 @@
 // One rank's shared memory, and its view of its peers'.
 //
-// Every rank owns one POSIX segment that it alone writes: its bell, the heads and slots of the lanes it writes, the tails
-// of the lanes it reads. Peers map it read-only. Its whole size follows from (size, slot bytes, depth), is allocated up
-// front, and is checked before a peer's segment is mapped. The owner holds a POSIX record lock on it: the kernel drops
-// the lock when the process dies, a forked child does not inherit it, and it works across pid namespaces. So a look at
-// the lock tells whether a peer lives, and whether a left-over segment may be removed.
+// Every rank owns one POSIX segment that it alone writes: its bell, the heads and slots of the lanes it writes, the
+// tails of the lanes it reads. Peers map it read-only. Its whole size follows from (size, slot bytes, depth), is
+// allocated up front, and is checked before a peer's segment is mapped. The owner holds a POSIX record lock on it: the
+// kernel drops the lock when the process dies, a forked child does not inherit it, and it works across pid namespaces.
+// So a look at the lock tells whether a peer lives, and whether a left-over segment may be removed.
 #pragma once
 #include <cstddef>
 #include <cstdint>

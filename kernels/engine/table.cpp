@@ -90,9 +90,22 @@ int reducible(uint8_t dtype, uint8_t redop) {
 }  // namespace
 
 const sc_table& engine_table() {
-  static constexpr sc_table table = {SC_TABLE_VERSION,   sizeof(sc_table),   retain, release, submit, wait,          poll,
-                                     sequence,           release_operation,  abort_communicator,
-                                     close_communicator, state,              rank,   size,    last_sequence, set_timeout,
+  static constexpr sc_table table = {SC_TABLE_VERSION,
+                                     sizeof(sc_table),
+                                     retain,
+                                     release,
+                                     submit,
+                                     wait,
+                                     poll,
+                                     sequence,
+                                     release_operation,
+                                     abort_communicator,
+                                     close_communicator,
+                                     state,
+                                     rank,
+                                     size,
+                                     last_sequence,
+                                     set_timeout,
                                      reducible};
   return table;
 }

@@ -21,8 +21,8 @@ typedef struct {
 } sc_segment;
 
 typedef struct {
-  uint8_t kind;         /* ErrorKind of codes.hpp; 0: no error */
-  char message[1015];   /* NUL-terminated UTF-8 */
+  uint8_t kind;       /* ErrorKind of codes.hpp; 0: no error */
+  char message[1015]; /* NUL-terminated UTF-8 */
 } sc_error;
 
 /* Called exactly once, when the operation is final, from whichever thread finished it: it must not block and must not
@@ -38,11 +38,12 @@ typedef struct {
   /* Elements. all_reduce, broadcast, reduce: in the buffer. reduce_scatter, scatter: in this rank's output.
    * all_gather, gather: in this rank's input. all_to_all: to each peer. barrier: 0. Ignored where counts are given. */
   uint64_t count;
-  double factor;      /* PREMUL_SUM */
+  double factor; /* PREMUL_SUM */
   /* A buffer is a list of segments, seen as one run of bytes in rank order. reduce_scatter, scatter (root) and
    * all_to_all inputs hold all ranks' parts; all_gather, gather (root) and all_to_all outputs likewise. For a
    * collective done in place, pass the same memory (all_gather: the input is the own part of the output, and so on).
-   * broadcast: root's data is `input`, and its `output`, when given, is filled too; others' is `output`; reduce: `output` on root only. Segments hold whole elements. */
+   * broadcast: root's data is `input`, and its `output`, when given, is filled too; others' is `output`; reduce:
+   * `output` on root only. Segments hold whole elements. */
   const sc_segment* input;
   uint32_t inputs;
   const sc_segment* output;

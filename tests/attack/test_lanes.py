@@ -44,7 +44,7 @@ def _victims(comm: Communicator, warm: int, gate: str) -> tuple[str, bool, str, 
 
 
 def _take_places(comm: Communicator, gate: str) -> None:
-    """Rank 0 goes on once rank 1 has looked at nothing that rank 0 is about to post; rank 1 once the host is done."""
+    """Rank 0 goes on once rank 1 looks at nothing any more; rank 1 once the host is done."""
     if comm.rank == 1:
         Path(gate + "-reached").touch()
         _pass(gate)
@@ -283,7 +283,7 @@ def _flooded(comm: Communicator) -> tuple[str, bool]:
 
 
 def test_random_flips_never_give_a_wrong_sum(tmp_path: Path) -> None:
-    """Random bits of both segments' slots, flipped while the ranks run: each run ends in an error, after right sums."""
+    """Random bits of both segments' slots, flipped while ranks run: each run ends in an error, after right sums."""
     seed = int.from_bytes(np.random.default_rng().bytes(4), "big")
     print(f"seed {seed}")
     rng = np.random.default_rng(seed)
