@@ -14,19 +14,23 @@ Every byte between ranks is AES-256-GCM ciphertext, and every byte that arrives 
 
 from __future__ import annotations
 
-from securecoll.codes import ReduceOp
-from securecoll.communicator import Communicator, Stats, Work, init
-from securecoll.errors import (
-    AuthenticationError,
-    CollectiveTimeout,
-    CommunicatorClosed,
-    ConfigError,
-    HandshakeError,
-    MismatchError,
-    PeerLostError,
-    SecureCollError,
-)
-from securecoll.rendezvous import DirectoryExchange, Exchange, MPIExchange, StoreExchange
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from securecoll.codes import ReduceOp
+    from securecoll.communicator import Communicator, Stats, Work, init
+    from securecoll.errors import (
+        AuthenticationError,
+        CollectiveTimeout,
+        CommunicatorClosed,
+        ConfigError,
+        HandshakeError,
+        MismatchError,
+        PeerLostError,
+        SecureCollError,
+    )
+    from securecoll.rendezvous import DirectoryExchange, Exchange, MPIExchange, StoreExchange
 
 __version__ = "0.1.0"
 
@@ -50,3 +54,19 @@ __all__ = [
     "__version__",
     "init",
 ]
+
+_HOMES = {
+    "codes": ("ReduceOp",),
+    "communicator": ("Communicator", "Stats", "Work", "init"),
+    "rendezvous": ("DirectoryExchange", "Exchange", "MPIExchange", "StoreExchange"),
+}
+
+
+def __getattr__(name: str) -> object:
+    """Loads what is asked for at its first use: torch imports this package at every start, to offer the backend."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    home = next((home for home, names in _HOMES.items() if name in names), "errors")
+    value: object = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value

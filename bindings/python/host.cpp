@@ -64,10 +64,22 @@ const AeadKernels& set_named(const std::string& name) {
   throw nb::value_error(("no AEAD kernels \"" + name + "\" on this CPU; see aead_names()").c_str());
 }
 
+// "NAME/far" is set NAME with seal_far in the place of seal.
+constexpr char kFar[] = "/far";
+bool is_far(const std::string& name) {
+  const size_t n = sizeof kFar - 1;
+  return name.size() > n && name.compare(name.size() - n, n, kFar) == 0;
+}
+std::string without_far(const std::string& name) {
+  return is_far(name) ? name.substr(0, name.size() - (sizeof kFar - 1)) : name;
+}
+
 // A key expanded for one set of kernels.
 class Aead {
  public:
-  Aead(const std::string& set, nb::handle key) : set_(set_named(set)), key_(sizeof(AeadKey)) {
+  Aead(const std::string& set, nb::handle key)
+      : set_(set_named(without_far(set))), seal_(is_far(set) ? set_.seal_far : set_.seal), key_(sizeof(AeadKey)) {
+    if (seal_ == nullptr) throw nb::value_error((set + ": these kernels seal in one way only").c_str());
     const Buffer raw(key, false);
     require_size("the key", raw.size(), kKeyBytes);
     set_.expand(reinterpret_cast<AeadKey*>(key_.data()), raw.data());
@@ -112,7 +124,7 @@ class Aead {
     const Buffer n(nonce, false), a(aad, false);
     require_size("the nonce", n.size(), kNonceBytes);
     const nb::gil_scoped_release released;
-    set_.seal(key(), n.data(), a.data(), a.size(), plain.data(), plain.size(), sealed, sealed + plain.size());
+    seal_(key(), n.data(), a.data(), a.size(), plain.data(), plain.size(), sealed, sealed + plain.size());
   }
 
   // What did not verify is not left behind.
@@ -128,6 +140,7 @@ class Aead {
   }
 
   const AeadKernels& set_;
+  const decltype(AeadKernels::seal) seal_;
   Secret key_;
 };
 

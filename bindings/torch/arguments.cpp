@@ -5,8 +5,6 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include <algorithm>
-#include <limits>
-#include <numeric>
 
 #include "engine.hpp"
 

@@ -1,6 +1,5 @@
 #include "backend.hpp"
 
-#include <numeric>
 #include <optional>
 
 #include "engine.hpp"

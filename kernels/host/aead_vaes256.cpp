@@ -10,7 +10,8 @@
 
 namespace securecoll::host {
 
-const AeadKernels kVaes256 = {"vaes256", expand_key, Gcm<Vector256>::seal, Gcm<Vector256>::open};
+const AeadKernels kVaes256 = {"vaes256", expand_key, Gcm<Vector256>::seal, Gcm<Vector256>::open,
+                              Gcm<Vector256>::seal_far};
 
 }  // namespace securecoll::host
 #endif

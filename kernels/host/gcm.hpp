@@ -4,7 +4,7 @@
 // and instantiates Gcm<Vector>. Everything is in an unnamed namespace and uses no function of the standard library:
 // code compiled for one instruction set must not be merged with code compiled for another.
 //
-// Reading once, writing once. Untrusted memory is touched only by Vector::load, load_partial, store and
+// Reading once, writing once. Untrusted memory is touched only by Vector::load, load_partial, store, stream and
 // store_partial, whose accesses the compiler may neither repeat nor replace: they are volatile or hidden from it. A
 // compiler that knew a register to equal a place in memory could, when short of registers, use the place again.
 // What is hashed is the register that was stored, or that is decrypted.
@@ -173,6 +173,16 @@ class Gcm {
     store_block(tag, crypt<true>(schedule_of(key), nonce, aad, aad_bytes, plain, bytes, sealed, nullptr));
   }
 
+  // Past the caches: the lines of `sealed` are not fetched from the core that read them last.
+  static void seal_far(const AeadKey& key, const uint8_t nonce[kNonceBytes], const uint8_t* aad, size_t aad_bytes,
+                       const uint8_t* plain, size_t bytes, uint8_t* sealed, uint8_t* tag) {
+    if (reinterpret_cast<uintptr_t>(sealed) % kVectorBytes != 0) {
+      return seal(key, nonce, aad, aad_bytes, plain, bytes, sealed, tag);
+    }
+    store_block(tag, crypt<true, true>(schedule_of(key), nonce, aad, aad_bytes, plain, bytes, sealed, nullptr));
+    _mm_sfence();  // such stores are not ordered before the store that announces the record
+  }
+
   static bool open(const AeadKey& key, const uint8_t nonce[kNonceBytes], const uint8_t* aad, size_t aad_bytes,
                    const uint8_t* sealed, size_t bytes, const uint8_t* tag, uint8_t* plain, const void* prefetch) {
     const __m128i expected = crypt<false>(schedule_of(key), nonce, aad, aad_bytes, sealed, bytes, plain,
@@ -248,7 +258,7 @@ class Gcm {
   // Turns a group of text into the other kind and leaves its ciphertext, byte-reversed, in `held`. With kHash it
   // hashes what `held` held before, meanwhile: AES rounds and multiplications of different groups are independent,
   // and fill each other's latencies.
-  template <bool kSeal, bool kHash>
+  template <bool kSeal, bool kHash, bool kFar>
   static SC_INLINE void group(const Schedule& k, Reg& counter, __m128i& hash, Reg* held, const uint8_t* in,
                               uint8_t* out) {
     const __m128i* powers = k.power + kPowers - kGroupBlocks;
@@ -279,12 +289,16 @@ class Gcm {
       const Reg from = Vector::load(in + kVectorBytes * i);
       const Reg to = Vector::aes_last(state[i], Vector::bxor(last, from));
       held[i] = Vector::reverse_bytes(kSeal ? to : from);
-      Vector::store(out + kVectorBytes * i, to);
+      if constexpr (kFar) {
+        Vector::stream(out + kVectorBytes * i, to);
+      } else {
+        Vector::store(out + kVectorBytes * i, to);
+      }
     }
   }
 
   // `groups` > 0 groups of text.
-  template <bool kSeal>
+  template <bool kSeal, bool kFar>
   static SC_INLINE void crypt_groups(const Schedule& k, Reg& counter, __m128i& hash, const uint8_t*& in, size_t groups,
                                      uint8_t*& out, const char*& prefetch) {
     Reg held[Vector::kGroup];
@@ -298,11 +312,11 @@ class Gcm {
       prefetch += kGroupBytes;
     };
     prefetch_group();
-    group<kSeal, false>(k, counter, hash, held, in, out);
+    group<kSeal, false, kFar>(k, counter, hash, held, in, out);
     advance();
     while (--groups > 0) {
       prefetch_group();
-      group<kSeal, true>(k, counter, hash, held, in, out);
+      group<kSeal, true, kFar>(k, counter, hash, held, in, out);
       advance();
     }
     Sum sum;
@@ -322,7 +336,7 @@ class Gcm {
   }
 
   // Seals or opens; returns the tag.
-  template <bool kSeal>
+  template <bool kSeal, bool kFar = false>
   static SC_INLINE __m128i crypt(const Schedule& k, const uint8_t nonce[kNonceBytes], const uint8_t* aad,
                                  size_t aad_bytes, const uint8_t* in, size_t bytes, uint8_t* out,
                                  const char* prefetch) {
@@ -354,7 +368,7 @@ class Gcm {
         left -= part;
       }
     }
-    if (groups > 0) crypt_groups<kSeal>(k, counter, hash, in, groups, out, prefetch);
+    if (groups > 0) crypt_groups<kSeal, kFar>(k, counter, hash, in, groups, out, prefetch);
 
     Pass pass(k, (single ? blocks_of(aad_bytes) : 0) + tail_blocks + 1, hash);
     if (single) pass.add_bytes(aad, aad_bytes);

@@ -42,6 +42,7 @@ struct Vector512 {
 
   static SC_INLINE Reg load(const uint8_t* p) { return *reinterpret_cast<const volatile __m512i_u*>(p); }
   static SC_INLINE void store(uint8_t* p, Reg x) { *reinterpret_cast<volatile __m512i_u*>(p) = x; }
+  static SC_INLINE void stream(uint8_t* p, Reg x) { _mm512_stream_si512(reinterpret_cast<__m512i*>(p), x); }
   // `n` bytes, 1 to 63; a load pads with zeros. Masked bytes are neither read nor written.
   static SC_INLINE Reg load_partial(const uint8_t* p, size_t n) { return hide(_mm512_maskz_loadu_epi8(mask(n), p)); }
   static SC_INLINE void store_partial(uint8_t* p, size_t n, Reg x) { _mm512_mask_storeu_epi8(p, mask(n), hide(x)); }

@@ -79,8 +79,8 @@ def _attack(
 
 
 def _assert_refused(results: list[tuple[str, bool, str, bool]]) -> None:
-    """The reader, rank 1, names the cause and keeps no data. Rank 0 learns of it: in this call, or in the next one when
-    rank 1's records, which are right, had all reached it."""
+    """The reader, rank 1, names the cause and keeps no data. Rank 0 learns of it: in this call, or in the next one
+    when rank 1's records, which are right, had all reached it."""
     (first_0, zeroed_0, later_0, right_0), (first_1, zeroed_1, later_1, _) = results
     assert first_1.startswith("AuthenticationError") and zeroed_1, first_1
     assert "from rank 0" in first_1 or "with rank 0" in first_1

@@ -87,6 +87,9 @@ EMULATED void mask_storeu_epi8(void* p, uint64_t mask, __m512i value) {
     if (mask >> i & 1) static_cast<uint8_t*>(p)[i] = x.byte[i];
   }
 }
+EMULATED void stream(__m512i* p, __m512i value) {
+  for (int h = 0; h < 2; ++h) _mm256_stream_si256(reinterpret_cast<__m256i*>(p) + h, half(value, h));
+}
 EMULATED __m512i maskz_mov_epi8(uint64_t mask, __m512i value) {
   Halves x;
   x.whole = value;
@@ -121,6 +124,7 @@ EMULATED __m512i maskz_mov_epi8(uint64_t mask, __m512i value) {
 #define _mm512_maskz_loadu_epi8 emulated::maskz_loadu_epi8
 #define _mm512_mask_storeu_epi8 emulated::mask_storeu_epi8
 #define _mm512_maskz_mov_epi8 emulated::maskz_mov_epi8
+#define _mm512_stream_si512 emulated::stream
 
 // No 512-bit register to hold a value in.
 #define SC_REGISTER_512 "+m"

@@ -20,8 +20,10 @@ TAG = 16
 
 # "vaes512" itself where the CPU has AVX-512; everywhere else its source on emulated registers.
 NATIVE = _engine.aead_names()
-EMULATED = ["emulated512"] if "vaes256" in NATIVE else []
-NAMES = NATIVE + EMULATED
+EMULATED = ["emulated512", "emulated512/far"] if "vaes256" in NATIVE else []
+# "/far": sealed with stores that pass the caches.
+FAR = [f"{name}/far" for name in NATIVE if name.startswith("vaes")]
+NAMES = NATIVE + FAR + EMULATED
 
 
 class Aead(Protocol):
