@@ -44,8 +44,6 @@ class Call {
   void reads(const at::Tensor& tensor);
   void writes(const at::Tensor& tensor);
   void updates(const at::Tensor& tensor);
-  // What was read is the output as well: the engine wants one of a broadcast's root too.
-  void output_is_input() { operands_.output = operands_.input; }
   // The lists hold one tensor for each coalesced call, all ranks' parts within; the engine wants rank by rank.
   void interleave_input() { interleave(operands_.input); }
   void interleave_output() { interleave(operands_.output); }

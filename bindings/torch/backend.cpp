@@ -159,7 +159,6 @@ Backend::Handle Backend::broadcast(Tensors& tensors, const c10d::BroadcastOption
   call.root(opts.rootRank);
   if (call.root_here()) {
     call.reads(tensor);
-    call.output_is_input();
   } else {
     call.writes(tensor);
   }

@@ -692,7 +692,11 @@ void Communicator::fail(Error error, int64_t listen_ns, uint32_t subject, uint64
   for (Stream& s : transport_.link_rx) s.erase();
   {
     std::lock_guard lock(mutex_);
-    for (Operation* op : queue_) op->buffers[1].zero(*memory_);
+    for (Operation* op : queue_) {
+      // The root of a broadcast keeps what it had: nothing of it came from a peer.
+      const bool source = op->call.collective == Collective::broadcast && op->call.root == options_.rank;
+      if (!source) op->buffers[1].zero(*memory_);
+    }
   }
   for (uint32_t p = 0; p < options_.size; p++)
     if (control_[p]) control_[p]->send(about(ControlKind::notice, error_.kind, p, failed_sequence_));

@@ -32,6 +32,8 @@ void settle(const Plan& plan, const LaneUse& use, LaneTurn& turn) {
 // The widest accumulator element is four times its dtype's (8-bit floats in float32).
 constexpr size_t kAccumulatorGrowth = 4;
 
+constexpr uintptr_t kAhead = 2048;  // bytes
+
 }  // namespace
 
 uint8_t* Executor::staging(Staging index) {
@@ -190,7 +192,9 @@ Executor::Turn Executor::run_chunk(Operation& op, uint32_t s) {
       // failure zeroes it.
       uint8_t* at = bytes ? block.contiguous(offset, bytes) : nullptr;
       uint8_t* plain = at ? at : staging(kPlain);
-      if (!open(op, source, chunk, slot, bytes, plain, nullptr)) return Turn::failed;
+      // The lines it will write are asked for a little ahead.
+      const void* ahead = at ? reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(at) + kAhead) : nullptr;
+      if (!open(op, source, chunk, slot, bytes, plain, ahead)) return Turn::failed;
       if (!at) block.scatter(*t_.memory, offset, bytes, plain);
       t_.readers[source.lane]->release();
       advance(op, plan.read_use[source.lane]);

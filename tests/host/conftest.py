@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from securecoll import _engine
-from tests.host.kernel_sets import NAMES, NATIVE, Aead, TestLibrary
+from tests.host.kernel_sets import FAR, NAMES, NATIVE, Aead, TestLibrary
 
 AeadMaker = Callable[[bytes], Aead]
 
@@ -24,7 +24,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> TestLibrary:
 def make_aead(request: pytest.FixtureRequest) -> AeadMaker:
     """Makes a key on a kernel set; tests that use this run once for each set."""
     name: str = request.param
-    if name in NATIVE:
+    if name in NATIVE + FAR:
         return lambda key: _engine.Aead(name, key)
     library: TestLibrary = request.getfixturevalue("library")
     return lambda key: library.aead(name, key)
