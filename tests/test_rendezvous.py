@@ -457,7 +457,7 @@ def test_ranks_meet_over_mpi_and_its_deadline_holds():
         [mpirun, "-n", "2", sys.executable, "-c", process_code(MPI)], capture_output=True, timeout=100, text=True
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["done"] * 2
+    assert done.stdout.count("done") == 2  # MPI may put both ranks' output on one line
 
 
 def test_a_session_is_made_over_the_wire_of_a_store_with_a_deceiving_host():

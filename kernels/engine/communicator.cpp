@@ -393,6 +393,10 @@ bool Communicator::step() {
       }
     }
     executor_.begin(*current_);
+    const Plan& plan = current_->prepared->plan;
+    current_->timed = plan.chunk >= StoreChoice::kLeastChunk && plan.blocks >= StoreChoice::kLeastBlocks;
+    current_->far = current_->timed && store_choice_.far(plan.blocks);
+    current_->worked_ns = 0;
     for (uint32_t p = 0; p < options_.size; p++) {
       if (questions_[p].rank != p || questions_[p].sequence != current_->sequence) continue;
       questions_[p].rank = options_.size;
@@ -402,7 +406,9 @@ bool Communicator::step() {
   }
   Executor::Progress progress;
   try {
+    const int64_t began = current_->timed ? now_ns() : 0;
     progress = executor_.progress(*current_);
+    if (current_->timed && progress != Executor::Progress::blocked) current_->worked_ns += now_ns() - began;
   } catch (const std::exception& e) {  // libcrypto or memory failed: nothing that a retry could rely on
     fail({ErrorKind::closed, where(*current_) + e.what()}, kListenShort);
     return true;
@@ -421,6 +427,7 @@ bool Communicator::step() {
         queue_.pop_front();
       }
       counters_.operations.fetch_add(1, std::memory_order_relaxed);
+      if (op->timed) store_choice_.took(op->prepared->plan.blocks, op->far, op->worked_ns);
       complete(op, Error{});
       return true;
     }

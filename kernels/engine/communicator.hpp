@@ -13,6 +13,7 @@
 #include "engine/executor.hpp"
 #include "engine/operation.hpp"
 #include "engine/segment.hpp"
+#include "engine/store_choice.hpp"
 
 namespace securecoll {
 
@@ -137,6 +138,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::unique_ptr<Segment> segment_;
   Transport transport_;
   Executor executor_;
+  StoreChoice store_choice_;
   std::vector<std::unique_ptr<ControlLink>> control_;
   std::vector<ControlMessage> questions_;  // a QUERY for a call this rank has not made yet; rank size: none
   std::vector<uint8_t> heard_, left_;

@@ -106,8 +106,9 @@ void Executor::seal(Operation& op, uint32_t s, const uint8_t* plain, uint32_t by
   Stream& stream = step.stream_reader < 0 ? t_.sender[t_.rank] : t_.link_tx[step.stream_reader];
   // A sender stream binds what all members know; its descriptor is the same towards every peer.
   const uint32_t peer = step.stream_reader < 0 ? t_.rank : static_cast<uint32_t>(step.stream_reader);
-  const RecordContext record =
+  RecordContext record =
       stream.record(op.sequence, step.record + op.cursors[s].chunk, bytes, op.prepared->sealed_descriptor[peer]);
+  record.far = op.far && slots_.size() == 1;
   // Several lanes: sealed once into private memory, since a slot is never read back.
   uint8_t* sealed = slots_.size() == 1 ? slots_[0] : staging(kSealed);
   t_.memory->seal(record, plain, bytes, sealed);

@@ -19,6 +19,7 @@ struct RecordContext {
   const void* key;  // from Memory::expand
   uint8_t nonce[kNonceBytes];
   uint8_t associated[kAssociatedBytes];
+  bool far = false;  // sealing: store past the caches, see store_choice.hpp
 };
 
 struct ReduceTask {

@@ -93,7 +93,9 @@ struct Operation {
   bool active = false;
   std::vector<StepCursor> cursors;
   std::vector<LaneTurn> turns;
-  uint32_t unfinished = 0;  // steps
+  uint32_t unfinished = 0;          // steps
+  bool timed = false, far = false;  // see store_choice.hpp
+  int64_t worked_ns = 0;
 
   bool final() const { return state.load(std::memory_order_acquire) != kInFlight; }
 };

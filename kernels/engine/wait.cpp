@@ -27,7 +27,7 @@ inline void relax() {
 }
 
 constexpr uint32_t kSpins = 400, kSpinsCrowded = 20;
-constexpr uint32_t kYields = 40, kYieldsCrowded = 40;
+constexpr uint32_t kYields = 2000, kYieldsCrowded = 40;
 
 }  // namespace
 

@@ -7,10 +7,8 @@
 #include <string>
 
 #include "engine/arena.hpp"
-#include "engine/clock.hpp"
 #include "host/aead.hpp"
 #include "host/reduce.hpp"
-#include "host/seal_choice.hpp"
 
 namespace securecoll::host {
 namespace {
@@ -27,14 +25,9 @@ class HostMemory final : public Memory {
   void discard(void* key) noexcept override { Arena::instance().release(key, sizeof(AeadKey)); }
 
   void seal(const RecordContext& r, const uint8_t* plain, size_t bytes, uint8_t* sealed) override {
-    const AeadKey& key = *static_cast<const AeadKey*>(r.key);
-    uint8_t* const tag = sealed + bytes;
-    if (bytes < SealChoice::kLeast || aead_.seal_far == nullptr)
-      return aead_.seal(key, r.nonce, r.associated, kAssociatedBytes, plain, bytes, sealed, tag);
-    const bool far = choice_.far();
-    const int64_t began = now_ns();
-    (far ? aead_.seal_far : aead_.seal)(key, r.nonce, r.associated, kAssociatedBytes, plain, bytes, sealed, tag);
-    choice_.took(far, now_ns() - began, bytes);
+    const auto seal = r.far && aead_.seal_far != nullptr ? aead_.seal_far : aead_.seal;
+    seal(*static_cast<const AeadKey*>(r.key), r.nonce, r.associated, kAssociatedBytes, plain, bytes, sealed,
+         sealed + bytes);
   }
   bool open(const RecordContext& r, const uint8_t* sealed, size_t bytes, uint8_t* plain,
             const void* prefetch) override {
@@ -53,7 +46,6 @@ class HostMemory final : public Memory {
 
  private:
   const AeadKernels& aead_;
-  SealChoice choice_;
 };
 
 }  // namespace
