@@ -465,7 +465,8 @@ void bind_engine(nb::module_& m) {
                               k.operations.load());
       });
 
-  m.def("set_threads", &pool::set_threads, nb::arg("threads"), "Progress threads of this process, at least 1.");
+  m.def("set_threads", &pool::set_threads, nb::arg("threads"), nb::call_guard<nb::gil_scoped_release>(),
+        "Progress threads of this process, at least 1.");
   // The address of a constant: the capsule owns nothing.
   m.attr("table") = nb::steal(PyCapsule_New(const_cast<sc_table*>(&engine_table()), SC_TABLE_CAPSULE, nullptr));
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <iterator>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -28,18 +29,25 @@ void serve(State* s) {
   std::vector<std::shared_ptr<Communicator>> mine;
   uint32_t quiet = 0;
   for (;;) {
+    // A last reference may take a communicator with it, whose end waits for Python's lock: never under the mutex.
+    std::vector<std::shared_ptr<Communicator>> done;
+    mine.clear();
     {
       std::unique_lock lock(s->mutex);
       // Idle ones leave the list under the lock that add() takes, so a new operation cannot fall between.
-      s->served.erase(std::remove_if(s->served.begin(), s->served.end(), [](const auto& c) { return c->idle(); }),
-                      s->served.end());
-      mine.clear();
+      const auto rest = std::partition(s->served.begin(), s->served.end(), [](const auto& c) { return !c->idle(); });
+      done.assign(std::make_move_iterator(rest), std::make_move_iterator(s->served.end()));
+      s->served.erase(rest, s->served.end());
       if (s->served.empty()) {
+        lock.unlock();
+        done.clear();
+        lock.lock();
         s->news.wait(lock, [&] { return !s->served.empty(); });
         quiet = 0;
       }
       mine = s->served;
     }
+    done.clear();
     bool moved = false;
     // A while on each before the list is looked at again: the lock above is not for the fast path.
     for (int turn = 0; turn < 64; turn++) {

@@ -195,6 +195,7 @@ class Gcm {
   using Reg = typename Vector::Reg;
   static constexpr size_t kVectorBytes = 16 * Vector::kBlocks;
   static constexpr size_t kGroupBytes = kVectorBytes * Vector::kGroup;
+  static constexpr size_t kAhead = 2048;  // bytes of text asked for before they are used; past the end does no harm
   static constexpr size_t kGroupBlocks = Vector::kBlocks * Vector::kGroup;
   static_assert(Vector::kGroup < kRounds, "one vector is hashed in each round");
   static_assert(kGroupBlocks <= kHalves && kHalves <= kPowers, "powers of H for the blocks of a group");
@@ -307,6 +308,8 @@ class Gcm {
       out += kGroupBytes;
     };
     const auto prefetch_group = [&] {
+      // Hardware prefetchers stop at the end of a page.
+      SC_UNROLL for (size_t i = 0; i < kGroupBytes; i += 64) __builtin_prefetch(in + kAhead + i, 0, 3);
       if (kSeal || prefetch == nullptr) return;
       SC_UNROLL for (size_t i = 0; i < kGroupBytes; i += 64) __builtin_prefetch(prefetch + i, 1, 3);
       prefetch += kGroupBytes;
