@@ -196,13 +196,25 @@ def test_tail_that_no_honest_reader_writes(tmp_path: Path, by: int) -> None:
     """``by`` is relative to what the writer has sent or, going back, to what it saw the reader take."""
 
     def attack(_: HostView, receiver: HostView, position: int) -> None:
-        receiver.set_tail(2, position + (RECORDS if by > 0 else 0) + by)
+        receiver.set_tail(2, position + (SMALL.depth if by > 0 else 0) + by)
 
     outcomes = _tail_attack(tmp_path, attack)
     (first_0, zeroed_0, later_0, _), (first_1, zeroed_1, later_1, right_1) = outcomes
-    assert first_0 == later_0 == later_1 == "AuthenticationError"
+    assert first_0.startswith("AuthenticationError") and "lane words shared with rank" in first_0, first_0
+    assert later_0 == later_1 == "AuthenticationError"
     assert zeroed_0
-    assert (first_1 == "AuthenticationError" and zeroed_1) or (first_1 == "returned" and right_1)
+    assert (first_1.startswith("AuthenticationError") and zeroed_1) or (first_1 == "returned" and right_1)
+
+
+def test_slots_that_are_claimed_to_be_read(tmp_path: Path) -> None:
+    """A tail within what was sent makes the writer overwrite unread slots: what the reader finds does not verify."""
+
+    def attack(_: HostView, receiver: HostView, position: int) -> None:
+        receiver.set_tail(2, position + SMALL.depth)
+
+    for first, kept_out, later, _ in _tail_attack(tmp_path, attack):
+        assert first.startswith("AuthenticationError") and kept_out, first
+        assert later == "AuthenticationError"
 
 
 def _tail_victims(comm: Communicator, gate: str) -> tuple[str, bool, str, bool]:
@@ -215,7 +227,7 @@ def _tail_victims(comm: Communicator, gate: str) -> tuple[str, bool, str, bool]:
         comm.all_reduce(big, algorithm="one_shot")
         first = "returned"
     except SecureCollError as e:
-        first = type(e).__name__
+        first = f"{type(e).__name__}: {e}"
     try:
         comm.barrier()
         later = "returned"
