@@ -113,6 +113,20 @@ def _default_shape(comm: Communicator) -> None:
         np.testing.assert_array_equal(x, want)
 
 
+def _both_ways_of_storing(comm: Communicator) -> None:
+    # Large operations try storing records through and past the caches in turn, then settle, then try again.
+    for i in range(40):
+        x = _data(comm.rank, 300_001, np.float32, i)
+        want = np.sum([_data(r, 300_001, np.float32, i) for r in range(comm.size)], axis=0, dtype=np.float32)
+        comm.all_reduce(x)
+        np.testing.assert_array_equal(x, want)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_many_large_operations_of_one_size(tmp_path: Path, size: int) -> None:
+    run(size, tmp_path, _both_ways_of_storing)
+
+
 @pytest.mark.parametrize("size", [2, 3])
 def test_default_shape_and_tuner(tmp_path: Path, size: int) -> None:
     run(size, tmp_path, _default_shape)

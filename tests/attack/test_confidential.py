@@ -1,0 +1,68 @@
+"""What the host can read while ranks work: no payload byte, and no key."""
+
+from __future__ import annotations
+
+import base64
+import time
+from pathlib import Path
+
+import numpy as np
+
+from securecoll import Communicator
+from tests.groups import SMALL, HostView, group
+
+CANARY = b"the host must not read this line"
+
+
+def _shows(memory: bytes, secret: bytes) -> bool:
+    """Whether any 8-byte window of ``secret`` is in ``memory``."""
+    return any(secret[i : i + 8] in memory for i in range(len(secret) - 7))
+
+
+def _works(comm: Communicator, seconds: float) -> int:
+    n = comm.size
+    line = np.frombuffer(CANARY * 400, np.uint8)
+    rounds = 0
+    deadline = time.monotonic() + seconds
+    stop = np.zeros(1, np.int32)
+    while True:
+        out = np.empty(line.size * n, np.uint8)
+        comm.all_gather(line, out)
+        assert bytes(out[-line.size :]) == CANARY * 400
+        comm.broadcast(line.copy(), root=rounds % n)
+        comm.all_to_all(out, np.empty_like(out))
+        comm.gather(line, out if comm.rank == 0 else None)
+        comm.scatter(out if comm.rank == 0 else None, np.empty(line.size, np.uint8))
+        comm.all_reduce(np.where(comm.rank == 0, line, 0).astype(np.uint8))  # the sum is the line
+        comm.reduce_scatter(np.tile(np.where(comm.rank == 0, line, 0).astype(np.uint8), n), np.empty_like(line))
+        rounds += 1
+        stop[0] = time.monotonic() > deadline
+        comm.broadcast(stop)
+        if stop[0]:
+            return rounds
+
+
+def test_no_payload_and_no_key_in_what_the_host_can_read(tmp_path: Path) -> None:
+    """Segments of both ranks, sampled while every collective moves a known line; and all that the exchange held."""
+    seen = 0
+    with group(2, tmp_path, _works, 1.5, shape=SMALL) as ranks:
+        ranks.wait_joined()
+        key = (tmp_path / "key").read_bytes()
+        views = [HostView(ranks.pids[r], r, 2, SMALL) for r in range(2)]
+        exchanged = b"".join(path.read_bytes() for path in (tmp_path / "exchange").rglob("*") if path.is_file())
+        while not ranks._pipes[0].poll():
+            for view in views:
+                assert view.memory is not None
+                memory = view.memory[:]
+                seen += len(memory) - memory.count(0)
+                assert not _shows(memory, CANARY)
+                assert not _shows(memory, key)
+        outcomes = ranks.finish()
+    assert all(outcome.error is None and outcome.value > 3 for outcome in outcomes)
+    assert seen > 100_000, "the segments were empty: nothing was looked at"
+    assert exchanged, "the exchange was empty: nothing was looked at"
+    for form in (key, key.hex().encode(), key.hex().upper().encode(), base64.b64encode(key)):
+        assert not _shows(exchanged, form)
+    # The scanner finds what is there: the same memory with one fragment of the line in it.
+    planted = memory[:5000] + CANARY[11:19] + memory[5008:]
+    assert _shows(planted, CANARY)
