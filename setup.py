@@ -93,7 +93,7 @@ class Build(build_ext):
     def _compile_torch(self, ext: Extension) -> tuple[list[Path], list[str]]:
         os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"  # else an older build of this very module is loaded
         import torch
-        from torch.utils import cpp_extension
+        from torch.utils.cpp_extension import include_paths, library_paths
 
         version = torch.__version__.split("+")[0]
         built_for = Path(self.build_lib, BUILT_FOR)
@@ -110,10 +110,10 @@ class Build(build_ext):
             f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}",
         ]
         # torch's own pybind11 lies under its include path; another one in front of it would not know torch's types.
-        for path in cpp_extension.include_paths():
+        for path in include_paths():
             flags += ["-isystem", path]
         flags += [f"-I{path}" for path in self.include_dirs]
-        libraries = [f"-L{path}" for path in cpp_extension.library_paths()]
+        libraries = [f"-L{path}" for path in library_paths()]
         libraries += ["-lc10", "-ltorch", "-ltorch_cpu", "-ltorch_python"]  # no rpath: `import torch` comes first
         return self._compile([(Path(source), flags) for source in ext.sources], f"torch{version}"), libraries
 

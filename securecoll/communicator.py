@@ -44,6 +44,8 @@ class Stats:
     bytes_opened: int
     records_sealed: int
     records_opened: int
+    records_past_caches: int
+    """Of those sealed: to be stored past the caches, as faster or as a trial. (libcrypto stores in one way only.)"""
     seconds_waiting: float
     """Time that calls waited for peers, summed over threads."""
     collectives: int

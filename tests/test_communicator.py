@@ -113,18 +113,20 @@ def _default_shape(comm: Communicator) -> None:
         np.testing.assert_array_equal(x, want)
 
 
-def _both_ways_of_storing(comm: Communicator) -> None:
+def _both_ways_of_storing(comm: Communicator) -> Any:
     # Large operations try storing records through and past the caches in turn, then settle, then try again.
     for i in range(40):
         x = _data(comm.rank, 300_001, np.float32, i)
         want = np.sum([_data(r, 300_001, np.float32, i) for r in range(comm.size)], axis=0, dtype=np.float32)
         comm.all_reduce(x)
         np.testing.assert_array_equal(x, want)
+    return comm.stats()
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_many_large_operations_of_one_size(tmp_path: Path, size: int) -> None:
-    run(size, tmp_path, _both_ways_of_storing)
+def test_large_operations_try_both_ways_of_storing(tmp_path: Path, size: int) -> None:
+    for stats in run(size, tmp_path, _both_ways_of_storing):
+        assert 0 < stats.records_past_caches < stats.records_sealed
 
 
 @pytest.mark.parametrize("size", [2, 3])

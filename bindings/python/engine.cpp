@@ -114,8 +114,6 @@ Plan plan_of(const nb::tuple& encoded) {
   plan.chunk = nb::cast<uint32_t>(encoded[0]);
   plan.wave = nb::cast<uint32_t>(encoded[1]);
   plan.blocks = nb::cast<uint64_t>(encoded[2]);
-  const auto identity = nb::cast<nb::bytes>(encoded[3]);
-  plan.identity.assign(identity.c_str(), identity.size());
   for (nb::handle h : nb::cast<nb::tuple>(encoded[4])) {
     const auto t = nb::cast<nb::tuple>(h);
     PlanStep step;
@@ -246,22 +244,23 @@ class PyCommunicator {
                                  const std::optional<std::vector<uint64_t>>& recv_counts, double timeout,
                                  uint8_t algorithm, bool blocking) {
     Communicator& c = *communicator_;
-    const std::string what =
-        "rank " + std::to_string(c.rank()) + ": " + name_of(static_cast<Collective>(collective)) + ": ";
+    const auto what = [&] {
+      return "rank " + std::to_string(c.rank()) + ": " + name_of(static_cast<Collective>(collective)) + ": ";
+    };  // worded only when there is an error
     Array in, out;
     try {
       if (!input.is_none()) in = array_of<InputArray>(input, "the input", "");
       if (!output.is_none()) out = array_of<OutputArray>(output, "the output", ", writable");
     } catch (EngineError& e) {
-      throw EngineError(e.error().kind, what + e.error().message);
+      throw EngineError(e.error().kind, what() + e.error().message);
     }
     if (in.dtype != DType::none && out.dtype != DType::none && in.dtype != out.dtype)
       throw EngineError(ErrorKind::config,
-                        what + "the input is " + name_of(in.dtype) + " and the output " + name_of(out.dtype));
+                        what() + "the input is " + name_of(in.dtype) + " and the output " + name_of(out.dtype));
     for (const auto* counts : {&send_counts, &recv_counts})
       if (*counts && (*counts)->size() != c.size())
         throw EngineError(ErrorKind::config,
-                          what + "counts need one entry for each of " + std::to_string(c.size()) + " ranks");
+                          what() + "counts need one entry for each of " + std::to_string(c.size()) + " ranks");
     sc_request r{};
     r.collective = collective;
     r.dtype = static_cast<uint8_t>(in.dtype != DType::none ? in.dtype : out.dtype);
@@ -279,8 +278,9 @@ class PyCommunicator {
       case Collective::all_to_all:
         r.count = in.elements / c.size();
         if (!send_counts && in.elements % c.size())
-          throw EngineError(ErrorKind::config, what + std::to_string(in.elements) + " elements do not divide among " +
-                                                   std::to_string(c.size()) + " ranks; give counts");
+          throw EngineError(ErrorKind::config, what() + std::to_string(in.elements) +
+                                                   " elements do not divide among " + std::to_string(c.size()) +
+                                                   " ranks; give counts");
         break;
       default:
         r.count = in.elements;
@@ -336,7 +336,8 @@ class PyCommunicator {
     const auto x = reinterpret_cast<uintptr_t>(a.segment.data), y = reinterpret_cast<uintptr_t>(b.segment.data);
     return a.segment.bytes && b.segment.bytes && x < y + b.segment.bytes && y < x + a.segment.bytes;
   }
-  void refuse_overlap(const std::string& what, const sc_request& r, const Array& in, const Array& out) const {
+  template <class What>
+  void refuse_overlap(const What& what, const sc_request& r, const Array& in, const Array& out) const {
     if (!overlaps(in, out)) return;
     const auto x = reinterpret_cast<uintptr_t>(in.segment.data), y = reinterpret_cast<uintptr_t>(out.segment.data);
     const uint64_t part = r.count * element_bytes(static_cast<DType>(r.dtype)) * communicator_->rank();
@@ -357,7 +358,7 @@ class PyCommunicator {
     }
     if (!fine)
       throw EngineError(ErrorKind::config,
-                        what + "the input and the output overlap, and not as in-place operation allows");
+                        what() + "the input and the output overlap, and not as in-place operation allows");
   }
 
   sc_communicator* exported_ = nullptr;
@@ -461,8 +462,8 @@ void bind_engine(nb::module_& m) {
       .def("counters", [](const PyCommunicator& c) {
         const Counters& k = c.communicator_->counters();
         return nb::make_tuple(k.bytes_sealed.load(), k.bytes_opened.load(), k.records_sealed.load(),
-                              k.records_opened.load(), static_cast<double>(k.waiting_ns.load()) / 1e9,
-                              k.operations.load());
+                              k.records_opened.load(), k.records_far.load(),
+                              static_cast<double>(k.waiting_ns.load()) / 1e9, k.operations.load());
       });
 
   m.def("set_threads", &pool::set_threads, nb::arg("threads"), nb::call_guard<nb::gil_scoped_release>(),

@@ -116,20 +116,20 @@ void Communicator::check(const sc_request& r) const {
   const auto collective = static_cast<Collective>(r.collective);
   const auto dtype = static_cast<DType>(r.dtype);
   const auto redop = static_cast<RedOp>(r.redop);
-  const std::string what = here() + name_of(collective) + ": ";
+  const auto what = [&] { return here() + name_of(collective) + ": "; };  // worded only when there is an error
   const uint64_t element = element_bytes(dtype);
   const bool barrier = collective == Collective::barrier;
-  if (!barrier && !element) throw EngineError(ErrorKind::config, what + "no such dtype");
+  if (!barrier && !element) throw EngineError(ErrorKind::config, what() + "no such dtype");
   const bool reduces = collective == Collective::all_reduce || collective == Collective::reduce_scatter ||
                        collective == Collective::reduce;
   if (reduces && !memory_->reducible(dtype, redop))
-    throw EngineError(ErrorKind::config, what + name_of(redop) + " is not defined for " + name_of(dtype));
-  if (!reduces && redop != RedOp::none) throw EngineError(ErrorKind::config, what + "takes no reduction");
+    throw EngineError(ErrorKind::config, what() + name_of(redop) + " is not defined for " + name_of(dtype));
+  if (!reduces && redop != RedOp::none) throw EngineError(ErrorKind::config, what() + "takes no reduction");
   if (r.root >= n)
     throw EngineError(ErrorKind::config,
-                      what + "root " + std::to_string(r.root) + " is not one of " + std::to_string(n) + " ranks");
+                      what() + "root " + std::to_string(r.root) + " is not one of " + std::to_string(n) + " ranks");
   if ((r.send_counts != nullptr) != (r.recv_counts != nullptr) && collective == Collective::all_to_all)
-    throw EngineError(ErrorKind::config, what + "needs counts for both directions or for none");
+    throw EngineError(ErrorKind::config, what() + "needs counts for both directions or for none");
   const bool root = r.root == me;
   const uint64_t all = r.send_counts ? sum(r.send_counts, n) : r.count * n;
   const uint64_t own = r.send_counts ? r.send_counts[me] : r.count;
@@ -170,9 +170,9 @@ void Communicator::check(const sc_request& r) const {
   auto expect = [&](const char* name, uint64_t elements, const sc_segment* s, uint32_t count) {
     for (uint32_t i = 0; i < count; i++)
       if (s[i].bytes && (!s[i].data || s[i].bytes % element))
-        throw EngineError(ErrorKind::config, what + name + " must hold whole elements of " + name_of(dtype));
+        throw EngineError(ErrorKind::config, what() + name + " must hold whole elements of " + name_of(dtype));
     if (size_of(s, count) != elements * element)
-      throw EngineError(ErrorKind::config, what + name + " must hold " + std::to_string(elements) + " elements of " +
+      throw EngineError(ErrorKind::config, what() + name + " must hold " + std::to_string(elements) + " elements of " +
                                                name_of(dtype) + ", and holds " + std::to_string(size_of(s, count)) +
                                                " bytes");
   };

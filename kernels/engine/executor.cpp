@@ -120,6 +120,7 @@ void Executor::seal(Operation& op, uint32_t s, const uint8_t* plain, uint32_t by
   }
   counters_.bytes_sealed.fetch_add(bytes, std::memory_order_relaxed);
   counters_.records_sealed.fetch_add(1, std::memory_order_relaxed);
+  if (record.far) counters_.records_far.fetch_add(1, std::memory_order_relaxed);
 }
 
 bool Executor::open(Operation& op, const PlanSource& source, uint32_t chunk, const uint8_t* sealed, uint32_t bytes,

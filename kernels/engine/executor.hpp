@@ -13,8 +13,8 @@
 namespace securecoll {
 
 struct Counters {
-  std::atomic<uint64_t> bytes_sealed{0}, bytes_opened{0}, records_sealed{0}, records_opened{0}, waiting_ns{0},
-      operations{0};
+  std::atomic<uint64_t> bytes_sealed{0}, bytes_opened{0}, records_sealed{0}, records_opened{0}, records_far{0},
+      waiting_ns{0}, operations{0};
 };
 
 // Everything a plan's numbers refer to.

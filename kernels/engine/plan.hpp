@@ -1,7 +1,6 @@
 // A plan as the engine runs it; securecoll/plan/ir.py says what it means.
 #pragma once
 #include <cstdint>
-#include <string>
 #include <vector>
 
 namespace securecoll {
@@ -43,7 +42,6 @@ struct LaneUse {
 struct Plan {
   uint32_t chunk = 0, wave = 0;
   uint64_t blocks = 0;
-  std::string identity;
   std::vector<PlanStep> steps;
 
   // Derived by finish().

@@ -35,12 +35,17 @@ def _victims(comm: Communicator, warm: int, gate: str) -> tuple[str, bool, str, 
         first = "returned"
     except SecureCollError as e:
         first = f"{type(e).__name__}: {e}"
+    later = _barrier(comm)
+    return first, not out.any(), later, bool((out == 3.0).all())
+
+
+def _barrier(comm: Communicator) -> str:
+    """How a later call ends."""
     try:
         comm.barrier()
-        later = "returned"
     except SecureCollError as e:
-        later = type(e).__name__
-    return first, not out.any(), later, bool((out == 3.0).all())
+        return type(e).__name__
+    return "returned"
 
 
 def _take_places(comm: Communicator, gate: str) -> None:
@@ -228,11 +233,7 @@ def _tail_victims(comm: Communicator, gate: str) -> tuple[str, bool, str, bool]:
         first = "returned"
     except SecureCollError as e:
         first = f"{type(e).__name__}: {e}"
-    try:
-        comm.barrier()
-        later = "returned"
-    except SecureCollError as e:
-        later = type(e).__name__
+    later = _barrier(comm)
     # Zeroed, or as it was: a peer's failure is found before a call begins.
     kept_out = not big.any() or bool((big == 1).all())
     return first, kept_out, later, bool((big == 2).all())
