@@ -234,7 +234,8 @@ class PyCommunicator {
       }
     };
     CommunicatorOptions options{rank, size, slot_bytes, static_cast<int64_t>(timeout * 1e9), budget_blocks, crowded};
-    communicator_ = std::make_shared<Communicator>(options, std::move(segment), std::move(roots), memory, plan);
+    communicator_ =
+        std::make_shared<Communicator>(options, std::move(segment), std::move(roots), memory, plan, nullptr);
   }
   ~PyCommunicator() { sc_release_exported(); }
   PyCommunicator(const PyCommunicator&) = delete;

@@ -25,6 +25,15 @@ constexpr int64_t kListen = 2000 * kMillisecond;
 constexpr int64_t kListenShort = 100 * kMillisecond;
 constexpr uint64_t kLastSequence = (uint64_t{1} << 40) - 1;
 
+// A mark of a memory, until an operation takes it.
+struct Mark {
+  Memory& memory;
+  void* mark;
+  ~Mark() {
+    if (mark) memory.release_mark(mark);
+  }
+};
+
 uint64_t sum(const uint64_t* counts, uint32_t n) {
   uint64_t total = 0;
   for (uint32_t i = 0; i < n; i++) total += counts[i];
@@ -48,11 +57,12 @@ size_t Communicator::KeyHash::operator()(const Key& k) const noexcept {
 }
 
 Communicator::Communicator(CommunicatorOptions options, std::unique_ptr<Segment> segment, Roots roots, Memory* memory,
-                           Planner planner)
+                           Planner planner, DeviceSource devices)
     : options_(options),
       generation_(fork_generation()),
       memory_(memory),
       planner_(std::move(planner)),
+      devices_(std::move(devices)),
       timeout_ns_(options.timeout_ns),
       history_(kHistory),
       segment_(std::move(segment)),
@@ -61,7 +71,6 @@ Communicator::Communicator(CommunicatorOptions options, std::unique_ptr<Segment>
   transport_.rank = options_.rank;
   transport_.size = n;
   transport_.slot_bytes = options_.slot_bytes;
-  transport_.memory = memory;
   transport_.writers.resize(n + 1);
   transport_.readers.resize(2 * n);
   transport_.link_tx.resize(n);
@@ -78,16 +87,15 @@ Communicator::Communicator(CommunicatorOptions options, std::unique_ptr<Segment>
     if (list->size() != n) throw EngineError(ErrorKind::config, here() + "wrong number of stream roots");
   for (uint32_t p = 0; p < n; p++) {
     if (roots.sender[p].size() != 32) throw EngineError(ErrorKind::config, here() + "a stream root is missing");
-    transport_.sender[p] = Stream(std::move(roots.sender[p]), 0, Use::collective, memory);
+    transport_.sender[p] = Stream(std::move(roots.sender[p]), 0, Use::collective);
     if (p == options_.rank) continue;
     for (auto* list : {&roots.link_tx, &roots.link_rx, &roots.control_tx, &roots.control_rx})
       if ((*list)[p].size() != 32) throw EngineError(ErrorKind::config, here() + "a stream root is missing");
-    transport_.link_tx[p] = Stream(std::move(roots.link_tx[p]), 0, Use::collective, memory);
-    transport_.link_rx[p] = Stream(std::move(roots.link_rx[p]), 0, Use::collective, memory);
-    control_[p] =
-        std::make_unique<ControlLink>(segment_->control_to(p), segment_->control_from(p),
-                                      Stream(std::move(roots.control_tx[p]), 0, Use::control, memory),
-                                      Stream(std::move(roots.control_rx[p]), 0, Use::control, memory), memory);
+    transport_.link_tx[p] = Stream(std::move(roots.link_tx[p]), 0, Use::collective);
+    transport_.link_rx[p] = Stream(std::move(roots.link_rx[p]), 0, Use::collective);
+    control_[p] = std::make_unique<ControlLink>(segment_->control_to(p), segment_->control_from(p),
+                                                Stream(std::move(roots.control_tx[p]), 0, Use::control),
+                                                Stream(std::move(roots.control_rx[p]), 0, Use::control), memory);
     transport_.writers[p] = segment_->writer_to(p);
     transport_.readers[p] = segment_->reader_from(p);
     transport_.readers[n + p] = segment_->reader_from_all(p);
@@ -197,6 +205,21 @@ std::shared_ptr<const Prepared> Communicator::prepare(std::unique_lock<std::mute
   return made;
 }
 
+Memory& Communicator::memory_at(uint32_t place) {
+  if (!place) return *memory_;
+  std::lock_guard lock(device_mutex_);
+  if (!device_) {
+    if (!devices_) throw EngineError(ErrorKind::config, here() + "this communicator was made without a device");
+    device_ = devices_(place - 1, segment_.get());
+    device_place_ = place;
+  }
+  if (place != device_place_)
+    throw EngineError(ErrorKind::config, here() + "this communicator works on device " +
+                                             std::to_string(device_place_ - 1) + ", and got memory of device " +
+                                             std::to_string(place - 1) + "; make one communicator for each device");
+  return *device_;
+}
+
 Operation* Communicator::take_operation() {
   if (spare_.empty()) return new Operation;
   Operation* op = spare_.back();
@@ -226,6 +249,8 @@ Operation* Communicator::submit(const sc_request& request, uint8_t algorithm) {
     for (; state_ == State::failing && !current_; std::this_thread::sleep_for(std::chrono::milliseconds(1)))
       step_failing();
   }
+  Memory& memory = memory_at(r.place);
+  Mark ready{memory, memory.mark(r.stream)};
   std::unique_lock lock(mutex_);
   auto raise = [&] {
     throw EngineError(error_.kind, here() + "this communicator cannot be used any more: " + error_.message);
@@ -262,6 +287,11 @@ Operation* Communicator::submit(const sc_request& request, uint8_t algorithm) {
   op->sequence = sequence_++;
   op->epoch = epoch_;
   op->factor = r.factor;
+  op->memory = &memory;
+  op->ready = std::exchange(ready.mark, nullptr);
+  op->end = nullptr;
+  op->handed.store(0, std::memory_order_relaxed);
+  op->last = kNow;
   op->buffers[0].assign(r.input, r.inputs);
   op->buffers[1].assign(r.output, r.outputs);
   const int64_t timeout = r.timeout_ns > 0 ? r.timeout_ns : timeout_ns_.load(std::memory_order_relaxed);
@@ -284,6 +314,8 @@ void Communicator::release(Operation* op) {
   if (op->references.fetch_sub(1, std::memory_order_acq_rel) != 1) return;
   const auto owner = std::move(op->owner);
   op->prepared.reset();
+  for (void** mark : {&op->ready, &op->end})
+    if (*mark) op->memory->release_mark(std::exchange(*mark, nullptr));
   std::lock_guard lock(owner->mutex_);
   if (owner->spare_.size() < kSpare)
     owner->spare_.push_back(op);
@@ -291,8 +323,16 @@ void Communicator::release(Operation* op) {
     delete op;
 }
 
-bool Communicator::wait(Operation& op, int64_t until) {
-  if (op.final()) return true;
+void Communicator::resume(Operation& op, void* stream) {
+  check_generation();
+  if (op.end) op.memory->resume(op.end, stream);
+}
+
+bool Communicator::wait(Operation& op, int64_t until, Until goal) {
+  const auto reached = [&] {
+    return op.final() || (goal == Until::handed && op.handed.load(std::memory_order_acquire));
+  };
+  if (reached()) return true;
   check_generation();
   inside_.fetch_add(1);
   struct Leave {
@@ -309,7 +349,7 @@ bool Communicator::wait(Operation& op, int64_t until) {
     if (!moved && around) look_around();
     return moved ? 1 : 0;
   };
-  while (!op.final()) {
+  while (!reached()) {
     const int moved = look(backoff.idle());
     if (moved > 0) {
       if (blocked_at) {
@@ -322,21 +362,24 @@ bool Communicator::wait(Operation& op, int64_t until) {
     if (until && now_ns() >= until) break;
     if (moved < 0) {  // another thread makes progress: it will say when this operation is final
       op.waiters.fetch_add(1);
-      sleep_on(&op.state, kInFlight, kRecheckNs);
+      if (goal == Until::handed)
+        sleep_on(&op.handed, 0, kRecheckNs);
+      else
+        sleep_on(&op.state, kInFlight, kRecheckNs);
       op.waiters.fetch_sub(1);
       continue;
     }
     if (!blocked_at) blocked_at = now_ns();
     if (!backoff.pause()) continue;
     backoff.prepare();
-    if (op.final() || look(true) != 0)
+    if (reached() || look(true) != 0)
       backoff.cancel();
     else
-      backoff.sleep(until ? until - now_ns() : kRecheckNs);
+      backoff.sleep(std::min(until ? until - now_ns() : kRecheckNs, recheck_ns()));
   }
   if (blocked_at)
     counters_.waiting_ns.fetch_add(static_cast<uint64_t>(now_ns() - blocked_at), std::memory_order_relaxed);
-  return op.final();
+  return reached();
 }
 
 Communicator::Round Communicator::round(bool look) {
@@ -362,7 +405,7 @@ void Communicator::doze(int64_t at_most_ns) {
     if (r.moved || r.idle)
       backoff.cancel();
     else
-      backoff.sleep(at_most_ns);
+      backoff.sleep(std::min(at_most_ns, recheck_ns()));
   } else {
     sched_yield();
   }
@@ -451,7 +494,10 @@ void Communicator::complete(Operation* op, Error error) {
   const bool failed = static_cast<bool>(error);
   op->error = std::move(error);
   op->state.store(failed ? kFailed : kDone, std::memory_order_seq_cst);
-  if (op->waiters.load(std::memory_order_seq_cst)) wake_all(&op->state);
+  if (op->waiters.load(std::memory_order_seq_cst)) {
+    wake_all(&op->state);
+    wake_all(&op->handed);
+  }
   if (op->done) op->done(op->context, reinterpret_cast<sc_operation*>(op));
   release(op);
 }
@@ -694,6 +740,10 @@ void Communicator::fail(Error error, int64_t listen_ns, uint32_t subject, uint64
                        : sequence_            ? sequence_ - 1
                                               : UINT64_MAX;
   }
+  {
+    std::lock_guard lock(device_mutex_);
+    if (device_) device_->stop();
+  }
   for (Stream& s : transport_.sender) s.erase();
   for (Stream& s : transport_.link_tx) s.erase();
   for (Stream& s : transport_.link_rx) s.erase();
@@ -702,7 +752,7 @@ void Communicator::fail(Error error, int64_t listen_ns, uint32_t subject, uint64
     for (Operation* op : queue_) {
       // The root of a broadcast keeps what it had: nothing of it came from a peer.
       const bool source = op->call.collective == Collective::broadcast && op->call.root == options_.rank;
-      if (!source) op->buffers[1].zero(*memory_);
+      if (!source) op->buffers[1].zero(*op->memory);
     }
   }
   for (uint32_t p = 0; p < options_.size; p++)

@@ -35,20 +35,27 @@ struct CommunicatorOptions {
 // Builds the plan of a call: a pure function of its arguments and the communicator's shape. Throws EngineError.
 using Planner = std::function<std::shared_ptr<const Prepared>(const sc_request& request, uint8_t algorithm)>;
 
+// The memory of a device, for this communicator alone. Asked for once, when a call first brings device memory. Throws
+// EngineError: config when there is no such device, saying what is missing.
+using DeviceSource = std::function<std::unique_ptr<Memory>(uint32_t ordinal, const Segment* segment)>;
+
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
-  // `segment` is null for a group of one.
+  // `segment` is null for a group of one. `memory` is the CPU's.
   Communicator(CommunicatorOptions options, std::unique_ptr<Segment> segment, Roots roots, Memory* memory,
-               Planner planner);
+               Planner planner, DeviceSource devices);
   ~Communicator();
 
   // The caller owns one reference to the operation. `algorithm`: 0 lets the tuner choose. Throws EngineError: config
   // when the call is wrong, and then nothing was sent and no sequence number used; else the communicator's first
   // error.
   Operation* submit(const sc_request& request, uint8_t algorithm = 0);
-  // Makes progress until the operation is final or `until` (ns, monotonic; 0: its own deadline rules) has passed.
-  // Returns whether it is final.
-  bool wait(Operation& op, int64_t until);
+  // Makes progress until the operation is final, or handed to its memory, or `until` (ns, monotonic; 0: its own
+  // deadline rules) has passed. Returns whether it got there.
+  enum class Until : uint8_t { final, handed };
+  bool wait(Operation& op, int64_t until, Until goal = Until::final);
+  // After a successful wait for Until::handed: the caller's stream goes on behind the operation. Throws EngineError.
+  void resume(Operation& op, void* stream);
   static void release(Operation* op);
 
   void abort(const std::string& reason);
@@ -93,9 +100,12 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::string here() const { return "rank " + std::to_string(options_.rank) + ": "; }
   void check_generation() const;
   void check(const sc_request& request) const;
+  Memory& memory_at(uint32_t place);
   std::shared_ptr<const Prepared> prepare(std::unique_lock<std::mutex>& lock, const sc_request& request,
                                           uint8_t algorithm);
   Operation* take_operation();
+  // Nobody rings a bell when a device is done.
+  int64_t recheck_ns() const { return executor_.outstanding() ? kRecheckNs / 40 : kRecheckNs; }
   bool step();          // progress_ held
   void look_around();   // progress_ held: clocks, control, liveness
   void poll_control();  // progress_ held
@@ -118,6 +128,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   const uint64_t generation_;
   Memory* const memory_;
   const Planner planner_;
+  const DeviceSource devices_;
+  std::mutex device_mutex_;
+  std::unique_ptr<Memory> device_;  // outlives what is in it
+  uint32_t device_place_ = 0;
   std::atomic<int64_t> timeout_ns_;
   Counters counters_;
 

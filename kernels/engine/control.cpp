@@ -58,7 +58,9 @@ bool ControlLink::send(const ControlMessage& message) {
   if (!slot) return false;
   uint8_t plain[kControlBytes];
   message.encode(plain);
-  memory_->seal(tx_.record(sent_++, 0, kControlBytes, 0), plain, kControlBytes, slot);
+  memory_->seal(Queue::send, tx_.record(*memory_, sent_++, 0, kControlBytes, 0), plain, kControlBytes, &slot, 1,
+                nullptr);
+  writer_->reserve();
   writer_->publish();
   return true;
 }
@@ -68,9 +70,10 @@ ControlLink::Received ControlLink::receive(ControlMessage& message) {
   if (!slot) return reader_->violated() ? Received::forged : Received::nothing;
   if (rx_.erased()) return Received::forged;
   uint8_t plain[kControlBytes];
-  if (!memory_->open(rx_.record(received_, 0, kControlBytes, 0), slot, kControlBytes, plain, nullptr))
+  if (memory_->open(rx_.record(*memory_, received_, 0, kControlBytes, 0), slot, kControlBytes, plain, nullptr).refused)
     return Received::forged;
   received_++;
+  reader_->take();
   reader_->release();
   return message.decode(plain) ? Received::message : Received::forged;
 }

@@ -1,7 +1,8 @@
 #include "engine/executor.hpp"
 
 #include <algorithm>
-#include <cstring>
+
+#include "engine/wait.hpp"
 
 namespace securecoll {
 namespace {
@@ -15,7 +16,7 @@ uint32_t chunks_in_wave(const Plan& plan, const PlanStep& step, uint32_t wave) {
 uint32_t waves(const Plan& plan, const PlanStep& step) { return (step.chunks + plan.wave - 1) / plan.wave; }
 
 // Moves a lane's turn to the next step that has records in a wave, starting with the position it names.
-void settle(const Plan& plan, const LaneUse& use, LaneTurn& turn) {
+void find_turn(const Plan& plan, const LaneUse& use, LaneTurn& turn) {
   uint32_t last = 0;
   for (uint32_t s : use.steps) last = std::max(last, waves(plan, plan.steps[s]));
   while (turn.wave < last) {
@@ -36,10 +37,9 @@ constexpr uintptr_t kAhead = 2048;  // bytes
 
 }  // namespace
 
-uint8_t* Executor::staging(Staging index) {
-  auto& s = staging_[index];
-  if (!s) s.reset(new uint8_t[t_.slot_bytes + kTagBytes + 64]);
-  return reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(s.get()) + 63) & ~uintptr_t{63});
+uint8_t* Executor::staging(Operation& op, Staging index) {
+  const int side = memories_[0] == op.memory ? 0 : 1;
+  return staging_[side][index].in(*op.memory, t_.slot_bytes + kTagBytes);
 }
 
 void Executor::begin(Operation& op) {
@@ -48,8 +48,17 @@ void Executor::begin(Operation& op) {
   for (StepCursor& c : op.cursors) c = StepCursor{0, 0, false, nullptr, std::move(c.scratch)};
   op.cursors.resize(plan.steps.size());
   op.turns.assign(plan.uses.size(), LaneTurn{});
-  for (size_t u = 0; u < plan.uses.size(); u++) settle(plan, plan.uses[u], op.turns[u]);
+  for (size_t u = 0; u < plan.uses.size(); u++) find_turn(plan, plan.uses[u], op.turns[u]);
   op.unfinished = static_cast<uint32_t>(plan.steps.size());
+  sending_.clear();
+  taking_.clear();
+  verdicts_.clear();
+  handed_ = false;
+  if (!memories_[0])
+    memories_[0] = op.memory;
+  else if (memories_[0] != op.memory)
+    memories_[1] = op.memory;
+  op.memory->begin(op.ready);
   op.active = true;
 }
 
@@ -70,7 +79,7 @@ void Executor::advance(Operation& op, int32_t use) {
   LaneTurn& turn = op.turns[use];
   if (--turn.left) return;
   turn.index++;
-  settle(op.prepared->plan, op.prepared->plan.uses[use], turn);
+  find_turn(op.prepared->plan, op.prepared->plan.uses[use], turn);
 }
 
 Executor::Turn Executor::violated(uint32_t peer) {
@@ -100,42 +109,86 @@ Executor::Turn Executor::peek(Operation& op, const PlanSource& source, uint32_t 
   return Turn::ran;
 }
 
-void Executor::seal(Operation& op, uint32_t s, const uint8_t* plain, uint32_t bytes) {
-  const Plan& plan = op.prepared->plan;
-  const PlanStep& step = plan.steps[s];
+RecordContext Executor::sealing(Operation& op, uint32_t s, uint32_t bytes) {
+  const PlanStep& step = op.prepared->plan.steps[s];
   Stream& stream = step.stream_reader < 0 ? t_.sender[t_.rank] : t_.link_tx[step.stream_reader];
   // A sender stream binds what all members know; its descriptor is the same towards every peer.
   const uint32_t peer = step.stream_reader < 0 ? t_.rank : static_cast<uint32_t>(step.stream_reader);
-  RecordContext record =
-      stream.record(op.sequence, step.record + op.cursors[s].chunk, bytes, op.prepared->sealed_descriptor[peer]);
+  return stream.record(*op.memory, op.sequence, step.record + op.cursors[s].chunk, bytes,
+                       op.prepared->sealed_descriptor[peer]);
+}
+
+RecordContext Executor::opening(Operation& op, const PlanSource& source, uint32_t chunk, uint32_t bytes) {
+  Stream& stream = source.reader < 0 ? t_.sender[source.writer] : t_.link_rx[source.writer];
+  return stream.record(*op.memory, op.sequence, source.record + chunk, bytes,
+                       op.prepared->opened_descriptor[source.writer]);
+}
+
+void Executor::seal(Operation& op, uint32_t s, Queue queue, const uint8_t* plain, uint32_t bytes) {
+  RecordContext record = sealing(op, s, bytes);
   record.far = op.far && slots_.size() == 1;
   // Several lanes: sealed once into private memory, since a slot is never read back.
-  uint8_t* sealed = slots_.size() == 1 ? slots_[0] : staging(kSealed);
-  t_.memory->seal(record, plain, bytes, sealed);
-  if (slots_.size() > 1)
-    for (uint8_t* slot : slots_) t_.memory->copy(slot, sealed, bytes + kTagBytes);
-  for (uint32_t lane : step.lanes) {
-    t_.writers[lane]->publish();
-    advance(op, plan.written_use[lane]);
-  }
+  uint8_t* room = slots_.size() > 1 ? staging(op, kSealed) : nullptr;
+  sent(op, s, op.memory->seal(queue, record, plain, bytes, slots_.data(), slots_.size(), room));
   counters_.bytes_sealed.fetch_add(bytes, std::memory_order_relaxed);
   counters_.records_sealed.fetch_add(1, std::memory_order_relaxed);
   if (record.far) counters_.records_far.fetch_add(1, std::memory_order_relaxed);
 }
 
-bool Executor::open(Operation& op, const PlanSource& source, uint32_t chunk, const uint8_t* sealed, uint32_t bytes,
-                    uint8_t* plain, const void* prefetch) {
-  Stream& stream = source.reader < 0 ? t_.sender[source.writer] : t_.link_rx[source.writer];
-  const RecordContext record =
-      stream.record(op.sequence, source.record + chunk, bytes, op.prepared->opened_descriptor[source.writer]);
-  if (!t_.memory->open(record, sealed, bytes, plain, prefetch)) {
-    failed_peer_ = source.lane % t_.size;
+void Executor::sent(Operation& op, uint32_t s, Ticket ticket) {
+  const Plan& plan = op.prepared->plan;
+  const PlanStep& step = plan.steps[s];
+  for (uint32_t lane : step.lanes) {
+    t_.writers[lane]->reserve();
+    if (ticket == kNow) t_.writers[lane]->publish();
+    advance(op, plan.written_use[lane]);
+  }
+  if (ticket != kNow) sending_.push_back({ticket, &step});
+}
+
+bool Executor::took(Operation& op, const PlanSource& source, uint32_t bytes, const Opened& opened, bool was_opened) {
+  const uint32_t peer = source.lane % t_.size;
+  if (opened.refused) {
+    failed_peer_ = peer;
     lane_violated_ = false;
     return false;
   }
-  counters_.bytes_opened.fetch_add(bytes, std::memory_order_relaxed);
-  counters_.records_opened.fetch_add(1, std::memory_order_relaxed);
+  if (was_opened) {
+    counters_.bytes_opened.fetch_add(bytes, std::memory_order_relaxed);
+    counters_.records_opened.fetch_add(1, std::memory_order_relaxed);
+    if (opened.verdict != kNow) verdicts_.push_back({opened.verdict, peer});
+  }
+  t_.readers[source.lane]->take();
+  if (opened.taken == kNow)
+    t_.readers[source.lane]->release();
+  else
+    taking_.push_back({opened.taken, source.lane});
+  advance(op, op.prepared->plan.read_use[source.lane]);
   return true;
+}
+
+// Looks again at what the memory had still to do.
+Executor::Turn Executor::settle(Operation& op) {
+  Turn turn = Turn::blocked;
+  for (; !taking_.empty() && op.memory->settled(taking_.front().ticket) != Settled::pending; taking_.pop_front()) {
+    t_.readers[taking_.front().lane]->release();
+    turn = Turn::ran;
+  }
+  for (; !verdicts_.empty(); verdicts_.pop_front()) {
+    const Settled settled = op.memory->settled(verdicts_.front().ticket);
+    if (settled == Settled::pending) break;
+    if (settled == Settled::refused) {
+      failed_peer_ = verdicts_.front().peer;
+      lane_violated_ = false;
+      return Turn::failed;
+    }
+    turn = Turn::ran;
+  }
+  for (; !sending_.empty() && op.memory->settled(sending_.front().ticket) != Settled::pending; sending_.pop_front()) {
+    for (uint32_t lane : sending_.front().step->lanes) t_.writers[lane]->publish();
+    turn = Turn::ran;
+  }
+  return turn;
 }
 
 void Executor::finish_chunk(Operation& op, uint32_t s) {
@@ -156,17 +209,22 @@ Executor::Turn Executor::run_chunk(Operation& op, uint32_t s) {
   const Buffer& block = op.buffers[std::max(0, step.block_buffer)];  // a step without one touches no byte
   Turn turn;
 
+  Memory& memory = *op.memory;
+  const Queue queue = step.op == StepOp::seal ? Queue::send : Queue::receive;
+  if (!memory.accepts(queue)) return Turn::blocked;
+
   switch (step.op) {
     case StepOp::seal: {
       if ((turn = acquire(op, s)) != Turn::ran) return turn;
+      if (!step.after.empty()) memory.follow(queue);
       const uint8_t* plain = bytes ? block.contiguous(offset, bytes) : nullptr;
       const bool scale = step.scale && op.call.redop == RedOp::premul_sum;
       if (!plain && bytes) {
-        block.gather(*t_.memory, offset, bytes, staging(kPlain));
-        plain = staging(kPlain);
+        block.gather(memory, queue, offset, bytes, staging(op, kOutgoing));
+        plain = staging(op, kOutgoing);
       }
       if (scale && bytes) {
-        const ReduceTask task{staging(kPlain),
+        const ReduceTask task{staging(op, kOutgoing),
                               plain,
                               nullptr,
                               bytes / element_bytes(op.call.dtype),
@@ -179,10 +237,10 @@ Executor::Turn Executor::run_chunk(Operation& op, uint32_t s) {
                               true,
                               false,
                               false};
-        t_.memory->reduce(task);
-        plain = staging(kPlain);
+        memory.reduce(queue, task);
+        plain = staging(op, kOutgoing);
       }
-      seal(op, s, plain, bytes);
+      seal(op, s, queue, plain, bytes);
       break;
     }
 
@@ -190,16 +248,16 @@ Executor::Turn Executor::run_chunk(Operation& op, uint32_t s) {
       const PlanSource& source = step.sources[0];
       const uint8_t* slot;
       if ((turn = peek(op, source, s, &slot)) != Turn::ran) return turn;
+      if (!step.after.empty()) memory.follow(queue);
       // Straight into the output, before the verdict: nobody reads an output before its operation completes, and a
       // failure zeroes it.
       uint8_t* at = bytes ? block.contiguous(offset, bytes) : nullptr;
-      uint8_t* plain = at ? at : staging(kPlain);
+      uint8_t* plain = at ? at : staging(op, kPlain);
       // The lines it will write are asked for a little ahead.
       const void* ahead = at ? reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(at) + kAhead) : nullptr;
-      if (!open(op, source, chunk, slot, bytes, plain, ahead)) return Turn::failed;
-      if (!at) block.scatter(*t_.memory, offset, bytes, plain);
-      t_.readers[source.lane]->release();
-      advance(op, plan.read_use[source.lane]);
+      const Opened opened = memory.open(opening(op, source, chunk, bytes), slot, bytes, plain, ahead);
+      if (!took(op, source, bytes, opened, true)) return Turn::failed;
+      if (!at) block.scatter(memory, queue, offset, bytes, plain);
       break;
     }
 
@@ -208,22 +266,18 @@ Executor::Turn Executor::run_chunk(Operation& op, uint32_t s) {
       const uint8_t* slot;
       if ((turn = peek(op, source, s, &slot)) != Turn::ran) return turn;
       if ((turn = acquire(op, s)) != Turn::ran) return turn;
+      if (!step.after.empty()) memory.follow(queue);
       // One read of the slot serves both the next hop and this rank.
-      uint8_t* sealed = staging(kSealed);
-      t_.memory->copy(sealed, slot, bytes + kTagBytes);
-      if (step.block_buffer >= 0) {
-        uint8_t* at = bytes ? block.contiguous(offset, bytes) : nullptr;
-        uint8_t* plain = at ? at : staging(kPlain);
-        if (!open(op, source, chunk, sealed, bytes, plain, nullptr)) return Turn::failed;
-        if (!at) block.scatter(*t_.memory, offset, bytes, plain);
-      }
-      for (size_t i = 0; i < step.lanes.size(); i++) {
-        t_.memory->copy(slots_[i], sealed, bytes + kTagBytes);
-        t_.writers[step.lanes[i]]->publish();
-        advance(op, plan.written_use[step.lanes[i]]);
-      }
-      t_.readers[source.lane]->release();
-      advance(op, plan.read_use[source.lane]);
+      const bool open_too = step.block_buffer >= 0;
+      RecordContext record;
+      if (open_too) record = opening(op, source, chunk, bytes);
+      uint8_t* at = open_too && bytes ? block.contiguous(offset, bytes) : nullptr;
+      uint8_t* plain = at ? at : staging(op, kPlain);
+      const Forwarded forwarded = memory.forward(
+          {slot, slots_.data(), slots_.size(), bytes, open_too ? &record : nullptr, plain, staging(op, kSealed)});
+      if (!took(op, source, bytes, forwarded.opened, open_too)) return Turn::failed;
+      if (open_too && !at) block.scatter(memory, queue, offset, bytes, plain);
+      sent(op, s, forwarded.sent);
       break;
     }
 
@@ -232,11 +286,12 @@ Executor::Turn Executor::run_chunk(Operation& op, uint32_t s) {
       const uint64_t source = step.sources[0].offset + within;
       const uint8_t* a = from.contiguous(source, bytes);
       uint8_t* b = block.contiguous(offset, bytes);
+      if (!step.after.empty()) memory.follow(queue);
       if (a && b) {
-        if (a != b) t_.memory->copy(b, a, bytes);
+        if (a != b) memory.copy(queue, b, a, bytes);
       } else if (bytes) {
-        from.gather(*t_.memory, source, bytes, staging(kPlain));
-        block.scatter(*t_.memory, offset, bytes, staging(kPlain));
+        from.gather(memory, queue, source, bytes, staging(op, kPlain));
+        block.scatter(memory, queue, offset, bytes, staging(op, kPlain));
       }
       break;
     }
@@ -258,34 +313,34 @@ Executor::Turn Executor::run_reduce(Operation& op, uint32_t s, uint64_t within, 
   const size_t n = step.sources.size();
   const uint64_t count = bytes ? bytes / element_bytes(op.call.dtype) : 0;
   Turn turn;
-  if (!c.scratch)  // for the accumulator, and for a first record that waits for a second source
-    c.scratch.reset(new uint8_t[size_t{t_.slot_bytes} * (kAccumulatorGrowth + 1) + 64]);
-  auto* accumulator = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(c.scratch.get()) + 63) & ~uintptr_t{63});
+  Memory& memory = *op.memory;
+  constexpr Queue queue = Queue::receive;
+  // For the accumulator, and for a first record that waits for a second source.
+  uint8_t* accumulator = c.scratch.in(memory, size_t{t_.slot_bytes} * (kAccumulatorGrowth + 1));
   uint8_t* first = accumulator + size_t{t_.slot_bytes} * kAccumulatorGrowth;
   const uint64_t offset = step.block_offset + within;
   uint8_t* at = step.block_buffer >= 0 ? op.buffers[step.block_buffer].contiguous(offset, bytes) : nullptr;
-  uint8_t* result = at ? at : staging(kPlain);
+  uint8_t* result = at ? at : staging(op, kPlain);
 
   while (c.source < n) {
     const PlanSource& source = step.sources[c.source];
     const bool last = c.source + 1 == n;
+    if (!memory.accepts(queue)) return Turn::blocked;
     // The result leaves in the same turn it is made: so look for room before the last source is taken.
     if (last && !step.lanes.empty() && (turn = acquire(op, s)) != Turn::ran) return turn;
+    const uint8_t* slot = nullptr;
+    if (source.is_record && (turn = peek(op, source, s, &slot)) != Turn::ran) return turn;
+    if (c.source == 0 && !step.after.empty()) memory.follow(queue);
+
     const uint8_t* b;
     if (source.is_record) {
-      const uint8_t* slot;
-      if ((turn = peek(op, source, s, &slot)) != Turn::ran) return turn;
-      uint8_t* plain = c.source == 0 ? first : staging(kSource);
-      if (!open(op, source, c.chunk, slot, bytes, plain, last ? at : nullptr)) return Turn::failed;
-      t_.readers[source.lane]->release();
-      advance(op, plan.read_use[source.lane]);
-      b = plain;
+      b = c.source == 0 ? first : staging(op, kSource);
     } else {
       const Buffer& from = op.buffers[source.buffer];
       b = from.contiguous(source.offset + within, bytes);
       if (!b && bytes) {
-        uint8_t* room = c.source == 0 ? first : staging(kSource);
-        from.gather(*t_.memory, source.offset + within, bytes, room);
+        uint8_t* room = c.source == 0 ? first : staging(op, kSource);
+        from.gather(memory, queue, source.offset + within, bytes, room);
         b = room;
       }
     }
@@ -293,9 +348,10 @@ Executor::Turn Executor::run_reduce(Operation& op, uint32_t s, uint64_t within, 
       c.a = b;
       c.a_accumulated = false;
     }
-    if (c.source > 0 || n == 1) {
+    const bool reduces = c.source > 0 || n == 1;
+    ReduceTask task{};
+    if (reduces) {
       const PlanSource& a_source = step.sources[0];
-      ReduceTask task{};
       task.out = last ? result : accumulator;
       task.a = c.a;
       task.b = n == 1 ? nullptr : b;
@@ -309,20 +365,32 @@ Executor::Turn Executor::run_reduce(Operation& op, uint32_t s, uint64_t within, 
       task.scale_a = step.scale && !c.a_accumulated && !a_source.is_record;
       task.scale_b = step.scale && n > 1 && !source.is_record;
       task.finish = step.finish && last;
-      if (count) t_.memory->reduce(task);
       c.a = accumulator;
       c.a_accumulated = true;
     }
+    if (source.is_record) {
+      auto* room = const_cast<uint8_t*>(b);
+      const void* prefetch = last ? at : nullptr;
+      const RecordContext record = opening(op, source, c.chunk, bytes);
+      const Opened opened = reduces ? memory.open_reduce(record, slot, bytes, room, prefetch, task)
+                                    : memory.open(record, slot, bytes, room, prefetch);
+      if (!took(op, source, bytes, opened, true)) return Turn::failed;
+    } else if (reduces && count) {
+      memory.reduce(queue, task);
+    }
     c.source++;
   }
-  if (step.block_buffer >= 0 && !at && bytes) op.buffers[step.block_buffer].scatter(*t_.memory, offset, bytes, result);
-  if (!step.lanes.empty()) seal(op, s, result, bytes);
+  if (step.block_buffer >= 0 && !at && bytes)
+    op.buffers[step.block_buffer].scatter(memory, queue, offset, bytes, result);
+  if (!step.lanes.empty()) seal(op, s, queue, result, bytes);
   return Turn::ran;
 }
 
 Executor::Progress Executor::progress(Operation& op) {
   const Plan& plan = op.prepared->plan;
-  bool moved = false;
+  const Turn settled = settle(op);
+  if (settled == Turn::failed) return Progress::failed;
+  bool moved = settled == Turn::ran;
   for (uint32_t s = 0; s < plan.steps.size(); s++) {
     const uint32_t chunks = plan.steps[s].chunks;
     StepCursor& c = op.cursors[s];
@@ -336,7 +404,25 @@ Executor::Progress Executor::progress(Operation& op) {
       moved = true;
     }
   }
-  if (op.unfinished == 0) return Progress::finished;
+  op.memory->flush();
+  if (op.unfinished == 0) {
+    if (!handed_) {
+      op.last = op.memory->finish(&op.end);
+      handed_ = true;
+      if (op.last != kNow) {
+        op.handed.store(1, std::memory_order_seq_cst);
+        if (op.waiters.load(std::memory_order_seq_cst)) wake_all(&op.handed);
+      }
+    }
+    if (sending_.empty() && taking_.empty() && verdicts_.empty() &&
+        (op.last == kNow || op.memory->settled(op.last) == Settled::good)) {
+      handed_ = false;
+      outstanding_.store(false, std::memory_order_relaxed);
+      return Progress::finished;
+    }
+  }
+  const bool outstanding = handed_ || !sending_.empty() || !taking_.empty() || !verdicts_.empty();
+  outstanding_.store(outstanding, std::memory_order_relaxed);
   return moved ? Progress::moved : Progress::blocked;
 }
 

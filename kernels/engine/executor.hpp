@@ -1,6 +1,8 @@
 // Runs plans. Resumable and non-blocking: progress() does what can be done now and returns.
 #pragma once
+#include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,7 +22,6 @@ struct Counters {
 // Everything a plan's numbers refer to.
 struct Transport {
   uint32_t rank = 0, size = 1, slot_bytes = 0;
-  Memory* memory = nullptr;
   std::vector<std::unique_ptr<LaneWriter>> writers;  // by lane: to rank p; [size] to all
   std::vector<std::unique_ptr<LaneReader>> readers;  // by lane: from rank p; [size + p] from p's lane to all
   std::vector<Stream> link_tx, link_rx, sender;      // by rank
@@ -36,6 +37,8 @@ class Executor {
   void begin(Operation& op);
   // On `failed`, failed_peer() is the writer of the record or lane that did not verify.
   Progress progress(Operation& op);
+  // Whether the operation's memory still has work to do for it, of which nobody will tell this thread.
+  bool outstanding() const { return outstanding_.load(std::memory_order_relaxed); }
   uint32_t failed_peer() const { return failed_peer_; }
   bool lane_violated() const { return lane_violated_; }
 
@@ -54,19 +57,46 @@ class Executor {
   Turn acquire(Operation& op, uint32_t s);
   // The slot of a record source; or blocked.
   Turn peek(Operation& op, const PlanSource& source, uint32_t s, const uint8_t** slot);
-  void seal(Operation& op, uint32_t s, const uint8_t* plain, uint32_t bytes);
-  bool open(Operation& op, const PlanSource& source, uint32_t chunk, const uint8_t* sealed, uint32_t bytes,
-            uint8_t* plain, const void* prefetch);
+  // The context of a step's next record to seal, and of a source's record.
+  RecordContext sealing(Operation& op, uint32_t s, uint32_t bytes);
+  RecordContext opening(Operation& op, const PlanSource& source, uint32_t chunk, uint32_t bytes);
+  void seal(Operation& op, uint32_t s, Queue queue, const uint8_t* plain, uint32_t bytes);
+  // The step's slots are being filled: hands them on, now or when `ticket` settles.
+  void sent(Operation& op, uint32_t s, Ticket ticket);
+  // The source's slot is being read: gives it back, now or when it was. False when the record was refused.
+  bool took(Operation& op, const PlanSource& source, uint32_t bytes, const Opened& opened, bool was_opened);
+  Turn settle(Operation& op);
   Turn violated(uint32_t peer);
   void finish_chunk(Operation& op, uint32_t s);
-  // Private room of one slot each. kSource holds a REDUCE's next source, and is free again when its result is sealed.
-  enum Staging : unsigned { kSealed, kSource = kSealed, kPlain };
-  uint8_t* staging(Staging index);
+  // Private room of one slot each, for CPU memory and for the other. kSource holds a REDUCE's next source, and is free
+  // again when its result is sealed. kOutgoing is for the send queue, the others for the receive queue.
+  enum Staging : unsigned { kSealed, kSource = kSealed, kPlain, kOutgoing };
+  uint8_t* staging(Operation& op, Staging index);
+
+  // What a memory that works later has not done yet, in the order it was given.
+  struct Sending {
+    Ticket ticket;
+    const PlanStep* step;
+  };
+  struct Taking {
+    Ticket ticket;
+    uint32_t lane;
+  };
+  struct Verdict {
+    Ticket ticket;
+    uint32_t peer;
+  };
 
   Transport& t_;
   Counters& counters_;
   std::vector<uint8_t*> slots_;
-  std::unique_ptr<uint8_t[]> staging_[2];
+  std::deque<Sending> sending_;
+  std::deque<Taking> taking_;
+  std::deque<Verdict> verdicts_;
+  bool handed_ = false;
+  std::atomic<bool> outstanding_{false};
+  Memory* memories_[2] = {nullptr, nullptr};
+  Room staging_[2][3];
   uint32_t failed_peer_ = 0;
   bool lane_violated_ = false;
 };

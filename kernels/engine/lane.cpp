@@ -20,7 +20,7 @@ uint8_t* ShmLaneWriter::acquire() {
     for (size_t i = 0; i < readers_.size(); i++) {
       const uint64_t tail = readers_[i].tail->value.load(std::memory_order_acquire);
       // A reader has read no more than was sent, and never un-reads.
-      if (tail < seen_[i] || tail > position_) {
+      if (tail < seen_[i] || tail > published_) {
         violated_ = true;
         return nullptr;
       }
@@ -34,7 +34,7 @@ uint8_t* ShmLaneWriter::acquire() {
 }
 
 void ShmLaneWriter::publish() {
-  head_->value.store(++position_, std::memory_order_release);
+  head_->value.store(++published_, std::memory_order_release);
   // Order the store before the look at the bell: else a reader that goes to sleep now is missed (it would look again
   // by itself, but only after its recheck interval).
   std::atomic_thread_fence(std::memory_order_seq_cst);
@@ -43,7 +43,7 @@ void ShmLaneWriter::publish() {
 
 void ShmLaneWriter::laggards(std::vector<uint32_t>& ranks) const {
   for (size_t i = 0; i < readers_.size(); i++)
-    if (seen_[i] + depth_ <= position_) ranks.push_back(readers_[i].rank);
+    if (seen_[i] + depth_ <= published_) ranks.push_back(readers_[i].rank);
 }
 
 ShmLaneReader::ShmLaneReader(uint32_t writer, const Word* head, const uint8_t* slots, uint64_t stride, uint64_t depth,
@@ -53,7 +53,7 @@ ShmLaneReader::ShmLaneReader(uint32_t writer, const Word* head, const uint8_t* s
 const uint8_t* ShmLaneReader::peek() {
   if (position_ == seen_) {
     const uint64_t head = head_->value.load(std::memory_order_acquire);
-    if (head < seen_ || head - position_ > depth_) {
+    if (head < seen_ || head - released_ > depth_) {
       violated_ = true;
       return nullptr;
     }
@@ -64,7 +64,7 @@ const uint8_t* ShmLaneReader::peek() {
 }
 
 void ShmLaneReader::release() {
-  tail_->value.store(++position_, std::memory_order_release);
+  tail_->value.store(++released_, std::memory_order_release);
   std::atomic_thread_fence(std::memory_order_seq_cst);
   ring(bell_);
 }

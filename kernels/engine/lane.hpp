@@ -25,7 +25,9 @@ class LaneWriter {
   virtual ~LaneWriter() = default;
   // The next slot, or null when no slot is free or the lane was violated.
   virtual uint8_t* acquire() = 0;
-  // Hands the slot to the readers.
+  // The next slot is in use: it will be filled, and acquire() goes on to the one after it.
+  virtual void reserve() = 0;
+  // Hands the oldest reserved slot to the readers.
   virtual void publish() = 0;
   virtual bool violated() const = 0;
   // Appends the readers that keep the next slot from being free.
@@ -37,7 +39,9 @@ class LaneReader {
   virtual ~LaneReader() = default;
   // The next record's slot, or null when there is none yet or the lane was violated.
   virtual const uint8_t* peek() = 0;
-  // Gives the slot back to the writer.
+  // The record is being read, and peek() goes on to the one after it.
+  virtual void take() = 0;
+  // Gives the oldest taken slot back to the writer.
   virtual void release() = 0;
   virtual bool violated() const = 0;
   virtual uint32_t writer() const = 0;
@@ -53,6 +57,7 @@ class ShmLaneWriter final : public LaneWriter {
   };
   ShmLaneWriter(Word* head, uint8_t* slots, uint64_t stride, uint64_t depth, std::vector<Reader> readers);
   uint8_t* acquire() override;
+  void reserve() override { position_++; }
   void publish() override;
   bool violated() const override { return violated_; }
   void laggards(std::vector<uint32_t>& ranks) const override;
@@ -60,7 +65,7 @@ class ShmLaneWriter final : public LaneWriter {
  private:
   Word* head_;
   uint8_t* slots_;
-  uint64_t stride_, depth_, position_ = 0, free_until_;
+  uint64_t stride_, depth_, position_ = 0, published_ = 0, free_until_;
   std::vector<Reader> readers_;
   std::vector<uint64_t> seen_;
   bool violated_ = false;
@@ -71,6 +76,7 @@ class ShmLaneReader final : public LaneReader {
   ShmLaneReader(uint32_t writer, const Word* head, const uint8_t* slots, uint64_t stride, uint64_t depth, Word* tail,
                 const Bell* bell);
   const uint8_t* peek() override;
+  void take() override { position_++; }
   void release() override;
   bool violated() const override { return violated_; }
   uint32_t writer() const override { return writer_; }
@@ -79,7 +85,7 @@ class ShmLaneReader final : public LaneReader {
   uint32_t writer_;
   const Word* head_;
   const uint8_t* slots_;
-  uint64_t stride_, depth_, position_ = 0, seen_ = 0;
+  uint64_t stride_, depth_, position_ = 0, released_ = 0, seen_ = 0;
   Word* tail_;
   const Bell* bell_;
   bool violated_ = false;

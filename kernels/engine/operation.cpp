@@ -41,16 +41,16 @@ void Buffer::each(uint64_t offset, uint64_t length, F f) const {
   }
 }
 
-void Buffer::gather(Memory& memory, uint64_t offset, uint64_t length, uint8_t* to) const {
+void Buffer::gather(Memory& memory, Queue queue, uint64_t offset, uint64_t length, uint8_t* to) const {
   each(offset, length, [&](uint8_t* at, uint64_t n) {
-    memory.copy(to, at, n);
+    memory.copy(queue, to, at, n);
     to += n;
   });
 }
 
-void Buffer::scatter(Memory& memory, uint64_t offset, uint64_t length, const uint8_t* from) const {
+void Buffer::scatter(Memory& memory, Queue queue, uint64_t offset, uint64_t length, const uint8_t* from) const {
   each(offset, length, [&](uint8_t* at, uint64_t n) {
-    memory.copy(at, from, n);
+    memory.copy(queue, at, from, n);
     from += n;
   });
 }

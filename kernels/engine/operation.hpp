@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "engine/codes.hpp"
@@ -21,8 +22,8 @@ class Buffer {
   // Where [offset, offset + length) lies, or null when it crosses segments.
   uint8_t* contiguous(uint64_t offset, uint64_t length) const;
   // Between the run and contiguous memory.
-  void gather(Memory& memory, uint64_t offset, uint64_t length, uint8_t* to) const;
-  void scatter(Memory& memory, uint64_t offset, uint64_t length, const uint8_t* from) const;
+  void gather(Memory& memory, Queue queue, uint64_t offset, uint64_t length, uint8_t* to) const;
+  void scatter(Memory& memory, Queue queue, uint64_t offset, uint64_t length, const uint8_t* from) const;
   void zero(Memory& memory) const noexcept;
 
  private:
@@ -57,12 +58,46 @@ enum OperationState : uint32_t { kInFlight = 0, kDone = 1, kFailed = 2 };
 
 class Communicator;
 
+// Private room in a memory.
+class Room {
+ public:
+  Room() = default;
+  Room(Room&& o) noexcept { *this = std::move(o); }
+  Room& operator=(Room&& o) noexcept {
+    std::swap(memory_, o.memory_);
+    std::swap(at_, o.at_);
+    std::swap(bytes_, o.bytes_);
+    return *this;
+  }
+  ~Room() {
+    if (at_) memory_->release(at_, bytes_);
+  }
+  // At least `bytes` in that memory. What was in it before is lost.
+  uint8_t* in(Memory& memory, size_t bytes) {
+    if (at_ && (memory_ != &memory || bytes_ < bytes)) {
+      memory_->release(at_, bytes_);
+      at_ = nullptr;
+    }
+    if (!at_) {
+      at_ = memory.allocate(bytes);
+      memory_ = &memory;
+      bytes_ = bytes;
+    }
+    return at_;
+  }
+
+ private:
+  Memory* memory_ = nullptr;
+  uint8_t* at_ = nullptr;
+  size_t bytes_ = 0;
+};
+
 struct StepCursor {
   uint32_t chunk = 0;   // next
   uint32_t source = 0;  // REDUCE: sources of this chunk already combined
   bool a_accumulated = false;
   const uint8_t* a = nullptr;
-  std::unique_ptr<uint8_t[]> scratch;  // REDUCE: private room for this step's partial chunk
+  Room scratch;  // REDUCE: for this step's partial chunk
 };
 
 struct LaneTurn {
@@ -84,6 +119,9 @@ struct Operation {
   uint64_t sequence = 0;
   uint32_t epoch = 0;
   double factor = 1;
+  Memory* memory = nullptr;  // where the buffers live
+  void* ready = nullptr;     // marks of that memory: what this comes after, and its own end
+  void* end = nullptr;
   Buffer buffers[2];
   int64_t deadline = 0;  // ns, monotonic
   sc_done done = nullptr;
@@ -93,7 +131,11 @@ struct Operation {
   bool active = false;
   std::vector<StepCursor> cursors;
   std::vector<LaneTurn> turns;
-  uint32_t unfinished = 0;          // steps
+  uint32_t unfinished = 0;  // steps
+  // Everything was handed to a memory that works later, whose last ticket this is. A caller that orders its own work
+  // behind `end` need not wait longer.
+  std::atomic<uint32_t> handed{0};
+  Ticket last = kNow;
   bool timed = false, far = false;  // see store_choice.hpp
   int64_t worked_ns = 0;
 

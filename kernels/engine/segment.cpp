@@ -280,6 +280,13 @@ std::unique_ptr<LaneReader> Segment::control_from(uint32_t peer) const {
       bell_of(mappings_[peer].base));
 }
 
+std::vector<Segment::Range> Segment::ranges() const {
+  std::vector<Range> ranges;
+  for (size_t r = 0; r < mappings_.size(); r++)
+    if (mappings_[r].base) ranges.push_back({mappings_[r].base, shape_.bytes(), r == rank_});
+  return ranges;
+}
+
 bool Segment::alive(uint32_t peer) const {
   const Mapping& m = mappings_[peer];
   // Within one process F_GETLK reports no conflict, and a rank cannot die without the other.

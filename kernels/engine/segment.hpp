@@ -70,6 +70,14 @@ class Segment {
   std::unique_ptr<LaneReader> reader_from_all(uint32_t peer) const;
   std::unique_ptr<LaneReader> control_from(uint32_t peer) const;
 
+  // What is mapped, for a device that can reach host memory.
+  struct Range {
+    uint8_t* base;
+    size_t bytes;
+    bool writable;  // this rank's own
+  };
+  std::vector<Range> ranges() const;
+
   // Whether the peer's process still holds its segment.
   bool alive(uint32_t peer) const;
 

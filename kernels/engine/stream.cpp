@@ -1,6 +1,7 @@
 #include "engine/stream.hpp"
 
 #include <cstring>
+#include <stdexcept>
 #include <utility>
 
 #include "engine/kdf.hpp"
@@ -8,8 +9,7 @@
 
 namespace securecoll {
 
-Stream::Stream(Secret root, uint16_t channel, Use use, Memory* memory)
-    : root_(std::move(root)), memory_(memory), channel_(channel), use_(use) {}
+Stream::Stream(Secret root, uint16_t channel, Use use) : root_(std::move(root)), channel_(channel), use_(use) {}
 
 Stream::Stream(Stream&& o) noexcept { *this = std::move(o); }
 
@@ -18,28 +18,35 @@ Stream& Stream::operator=(Stream&& o) noexcept {
   erase();
   root_ = std::move(o.root_);
   iv_ = std::move(o.iv_);
-  key_ = std::exchange(o.key_, nullptr);
-  memory_ = o.memory_;
+  for (int i = 0; i < 2; i++) expanded_[i] = std::exchange(o.expanded_[i], Expanded{});
   epoch_ = o.epoch_;
   channel_ = o.channel_;
   use_ = o.use_;
   return *this;
 }
 
-void Stream::derive() {
+const void* Stream::key(Memory& memory) {
+  Expanded* room = nullptr;
+  for (Expanded& e : expanded_) {
+    if (e.memory == &memory) return e.key;
+    if (!e.memory && !room) room = &e;
+  }
+  if (!room) throw std::logic_error("a stream serves two memories at most");
   uint8_t context[3];
   store_be16(context, channel_);
   context[2] = static_cast<uint8_t>(use_);
   const Secret secret = expand_label(root_, "stream", context, sizeof context, 32);
-  const Secret key = expand_label(secret, "key", "", 0, 32);
-  iv_ = expand_label(secret, "iv", "", 0, kNonceBytes);
-  key_ = memory_->expand(key.data());
+  const Secret raw = expand_label(secret, "key", "", 0, 32);
+  if (iv_.empty()) iv_ = expand_label(secret, "iv", "", 0, kNonceBytes);
+  room->key = memory.expand(raw.data());
+  room->memory = &memory;
+  return room->key;
 }
 
-RecordContext Stream::record(uint64_t sequence, uint32_t number, uint32_t length, uint64_t descriptor) {
-  if (!key_) derive();
+RecordContext Stream::record(Memory& memory, uint64_t sequence, uint32_t number, uint32_t length,
+                             uint64_t descriptor) {
   RecordContext r;
-  r.key = key_;
+  r.key = key(memory);
   // nonce = iv XOR (4 zero bytes || u40 sequence || u24 record)
   uint8_t counter[8];
   store_be64(counter, sequence << 24 | number);
@@ -68,7 +75,10 @@ void Stream::step_epoch() {
 void Stream::erase() noexcept {
   root_.erase();
   iv_.erase();
-  if (key_) memory_->discard(std::exchange(key_, nullptr));
+  for (Expanded& e : expanded_) {
+    if (e.memory) e.memory->discard(e.key);
+    e = Expanded{};
+  }
 }
 
 }  // namespace securecoll

@@ -17,13 +17,14 @@ enum class Use : uint8_t { collective = 1, point_to_point = 2, control = 3, bulk
 class Stream {
  public:
   Stream() = default;
-  Stream(Secret root, uint16_t channel, Use use, Memory* memory);
+  Stream(Secret root, uint16_t channel, Use use);
   Stream(Stream&&) noexcept;
   Stream& operator=(Stream&&) noexcept;
   ~Stream() { erase(); }
 
-  // The nonce and associated data of one record. Derives the stream's key on first use.
-  RecordContext record(uint64_t sequence, uint32_t number, uint32_t length, uint64_t descriptor);
+  // The nonce and associated data of one record, with the key as `memory` wants it. Derived on first use: at most two
+  // memories, CPU and device, use one stream, and never for the same sequence.
+  RecordContext record(Memory& memory, uint64_t sequence, uint32_t number, uint32_t length, uint64_t descriptor);
   // root <- XL(root, "upd", "", 32); the old root and key are erased.
   void step_epoch();
   void erase() noexcept;
@@ -31,12 +32,15 @@ class Stream {
   uint32_t epoch() const noexcept { return epoch_; }
 
  private:
-  void derive();
+  struct Expanded {
+    Memory* memory = nullptr;
+    void* key = nullptr;
+  };
+  const void* key(Memory& memory);
 
   Secret root_;
   Secret iv_;
-  void* key_ = nullptr;
-  Memory* memory_ = nullptr;
+  Expanded expanded_[2];
   uint32_t epoch_ = 0;
   uint16_t channel_ = 0;
   Use use_ = Use::collective;

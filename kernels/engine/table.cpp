@@ -55,15 +55,36 @@ int poll(sc_operation* operation, sc_error* error) {
   }
 }
 
-int wait(sc_operation* operation, int64_t timeout_ns, sc_error* error) {
+int wait_until(sc_operation* operation, int64_t timeout_ns, Communicator::Until until, sc_error* error) {
   Operation& op = *of(operation);
+  bool reached;
   try {
-    op.owner->wait(op, timeout_ns < 0 ? 0 : std::max<int64_t>(1, now_ns() + timeout_ns));
+    reached = op.owner->wait(op, timeout_ns < 0 ? 0 : std::max<int64_t>(1, now_ns() + timeout_ns), until);
   } catch (const EngineError& e) {
     fill(error, e.error());
     return -1;
   }
-  return poll(operation, error);
+  const int polled = poll(operation, error);
+  return polled == 0 && reached ? 1 : polled;
+}
+
+int wait(sc_operation* op, int64_t timeout_ns, sc_error* error) {
+  return wait_until(op, timeout_ns, Communicator::Until::final, error);
+}
+int wait_handed(sc_operation* op, int64_t timeout_ns, sc_error* error) {
+  return wait_until(op, timeout_ns, Communicator::Until::handed, error);
+}
+
+int resume(sc_operation* operation, void* stream, sc_error* error) {
+  try {
+    of(operation)->owner->resume(*of(operation), stream);
+    return 0;
+  } catch (const EngineError& e) {
+    fill(error, e.error());
+  } catch (const std::exception& e) {
+    fill(error, {ErrorKind::closed, e.what()});
+  }
+  return -1;
 }
 
 uint64_t sequence(sc_operation* op) { return of(op)->sequence; }
@@ -96,6 +117,8 @@ const sc_table& engine_table() {
                                      release,
                                      submit,
                                      wait,
+                                     wait_handed,
+                                     resume,
                                      poll,
                                      sequence,
                                      release_operation,

@@ -8,7 +8,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define SC_TABLE_VERSION 1
+#define SC_TABLE_VERSION 2
 #define SC_TABLE_CAPSULE "securecoll.engine.table"
 #define SC_COMMUNICATOR_CAPSULE "securecoll.engine.communicator"
 
@@ -52,6 +52,10 @@ typedef struct {
    * all_gather, gather, reduce_scatter, scatter: `send_counts` alone, the part of each rank, equal on all ranks. */
   const uint64_t* send_counts;
   const uint64_t* recv_counts;
+  /* Where the segments lie: 0, CPU memory; 1 + n, memory of device n. `stream` is then the caller's stream (a CUstream;
+   * null: the default one): the operation comes after what was given to it before. */
+  uint32_t place;
+  void* stream;
   int64_t timeout_ns; /* from now; <= 0: the communicator's default */
   sc_done done;       /* may be null */
   void* context;
@@ -69,6 +73,11 @@ typedef struct {
   /* Waits until final or `timeout_ns` (< 0: the operation's own deadline rules). Returns 1 when final and successful,
    * 0 when `timeout_ns` passed first, -1 when final with an error, filled in. Helps with progress. */
   int (*wait)(sc_operation*, int64_t timeout_ns, sc_error* error);
+  /* As wait, but for device memory no longer than until all of it was handed to the device: 1. The caller then orders
+   * its own work behind it by resume(), which makes `stream` wait, and trap if a record did not verify. Tensors must
+   * stay until the operation is final. For CPU memory wait_handed is wait, and resume does nothing. */
+  int (*wait_handed)(sc_operation*, int64_t timeout_ns, sc_error* error);
+  int (*resume)(sc_operation*, void* stream, sc_error* error);
   /* 0: in flight, 1: done, -1: failed (error filled, if not null). Does not make progress. */
   int (*poll)(sc_operation*, sc_error* error);
   uint64_t (*sequence)(sc_operation*);
@@ -83,7 +92,7 @@ typedef struct {
   uint32_t (*size)(sc_communicator*);
   uint64_t (*last_sequence)(sc_communicator*);
   void (*set_timeout)(sc_communicator*, int64_t timeout_ns);
-  /* 1 when (dtype, redop) can be reduced. */
+  /* 1 when (dtype, redop) can be reduced, by CPU and device alike. */
   int (*reducible)(uint8_t dtype, uint8_t redop);
 } sc_table;
 

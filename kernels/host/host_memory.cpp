@@ -24,23 +24,48 @@ class HostMemory final : public Memory {
   }
   void discard(void* key) noexcept override { Arena::instance().release(key, sizeof(AeadKey)); }
 
-  void seal(const RecordContext& r, const uint8_t* plain, size_t bytes, uint8_t* sealed) override {
-    const auto seal = r.far && aead_.seal_far != nullptr ? aead_.seal_far : aead_.seal;
-    seal(*static_cast<const AeadKey*>(r.key), r.nonce, r.associated, kAssociatedBytes, plain, bytes, sealed,
-         sealed + bytes);
+  uint8_t* allocate(size_t bytes) override {
+    return static_cast<uint8_t*>(::operator new(bytes, std::align_val_t{64}));
   }
-  bool open(const RecordContext& r, const uint8_t* sealed, size_t bytes, uint8_t* plain,
-            const void* prefetch) override {
-    return aead_.open(*static_cast<const AeadKey*>(r.key), r.nonce, r.associated, kAssociatedBytes, sealed, bytes,
-                      sealed + bytes, plain, prefetch);
+  void release(uint8_t* at, size_t) noexcept override { ::operator delete(at, std::align_val_t{64}); }
+
+  Ticket seal(Queue, const RecordContext& r, const uint8_t* plain, size_t bytes, uint8_t* const* sealed, size_t lanes,
+              uint8_t* room) override {
+    const auto seal = r.far && lanes == 1 && aead_.seal_far != nullptr ? aead_.seal_far : aead_.seal;
+    uint8_t* at = lanes == 1 ? sealed[0] : room;
+    seal(*static_cast<const AeadKey*>(r.key), r.nonce, r.associated, kAssociatedBytes, plain, bytes, at, at + bytes);
+    if (lanes > 1)
+      for (size_t i = 0; i < lanes; i++) std::memcpy(sealed[i], room, bytes + kTagBytes);
+    return kNow;
   }
-  void reduce(const ReduceTask& t) override {
+  Opened open(const RecordContext& r, const uint8_t* sealed, size_t bytes, uint8_t* plain,
+              const void* prefetch) override {
+    Opened opened;
+    opened.refused = !aead_.open(*static_cast<const AeadKey*>(r.key), r.nonce, r.associated, kAssociatedBytes, sealed,
+                                 bytes, sealed + bytes, plain, prefetch);
+    return opened;
+  }
+  Opened open_reduce(const RecordContext& r, const uint8_t* sealed, size_t bytes, uint8_t* room, const void* prefetch,
+                     const ReduceTask& task) override {
+    const Opened opened = open(r, sealed, bytes, room, prefetch);
+    if (!opened.refused && task.count) reduce(Queue::receive, task);
+    return opened;
+  }
+  Forwarded forward(const Forwarding& f) override {
+    Forwarded done;
+    std::memcpy(f.room, f.from, f.bytes + kTagBytes);
+    if (f.record) done.opened = open(*f.record, f.room, f.bytes, f.plain, nullptr);
+    if (done.opened.refused) return done;
+    for (size_t i = 0; i < f.lanes; i++) std::memcpy(f.to[i], f.room, f.bytes + kTagBytes);
+    return done;
+  }
+  void reduce(Queue, const ReduceTask& t) override {
     const uint32_t flags = (t.a_is_accumulator ? kAIsAccumulator : 0u) |
                            (t.out_is_accumulator ? kOutIsAccumulator : 0u) | (t.scale_a ? kScaleA : 0u) |
                            (t.scale_b ? kScaleB : 0u) | (t.finish ? kFinish : 0u);
     reduce_kernel(t.dtype, t.op)({t.out, t.a, t.b, t.count, t.factor, t.world, flags});
   }
-  void copy(void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
+  void copy(Queue, void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
   void zero(void* at, size_t bytes) noexcept override { std::memset(at, 0, bytes); }
   bool reducible(DType dtype, RedOp op) const override { return reduce_kernel(dtype, op) != nullptr; }
 
