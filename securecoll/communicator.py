@@ -13,7 +13,7 @@ from struct import pack
 from types import TracebackType
 from typing import Any
 
-from securecoll import _engine, config, handshake, plan
+from securecoll import _engine, config, cuda, handshake, plan
 from securecoll.codes import Collective, DType, ReduceOp
 from securecoll.errors import ConfigError
 from securecoll.identity import KeyFile, KeySource, Policy
@@ -54,10 +54,15 @@ class Stats:
 class Communicator:
     """One rank's end of a group whose every byte between ranks is sealed.
 
-    Arrays are NumPy arrays, or anything with the buffer protocol or DLPack on the CPU; they must be C-contiguous, and
-    are used in place, never copied. Every call is collective: each rank of the group makes the same calls in the same
-    order, with equal dtypes and counts. A call blocks until this rank's part is final; with ``async_op=True`` it
-    returns a :class:`Work` instead, and the arrays must stay untouched until that is done.
+    Arrays are NumPy arrays, or anything with the buffer protocol or DLPack on the CPU, or CuPy arrays, or anything
+    with ``__cuda_array_interface__`` or DLPack on a GPU; they must be C-contiguous, and are used in place, never
+    copied. Ranks may differ in where their arrays lie. Every call is collective: each rank of the group makes the same
+    calls in the same order, with equal dtypes and counts. A call blocks until this rank's part is final; with
+    ``async_op=True`` it returns a :class:`Work` instead, and the arrays must stay untouched until that is done.
+
+    Arrays on a GPU are worked on in the order of their stream: a call comes after what the stream was given before it,
+    and returns when all of its own work was given to the GPU; the stream then goes on behind it, and only if every
+    record verified.
 
     ``timeout`` (seconds) defaults to the communicator's. ``algorithm`` pins a plan (``"one_shot"``, ``"direct"``,
     ``"ring"``), equally on all ranks; by default the tuner chooses.
@@ -67,9 +72,16 @@ class Communicator:
     failed. The first failure is final: keys are erased, outputs in flight zeroed, and every later call raises.
     """
 
-    def __init__(self, engine: _engine.Communicator, session: handshake.Session, members: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        engine: _engine.Communicator,
+        session: handshake.Session,
+        members: tuple[int, ...],
+        device: cuda.Device | None,
+    ) -> None:
         """For :meth:`create`."""
         self._engine = engine
+        self._device = device
         self._session_id = session.id
         self._rank, self._size = session.rank, session.size
         self._members = members
@@ -85,6 +97,7 @@ class Communicator:
         *,
         shape: Shape | None = None,
         kernels: str | None = None,
+        device: cuda.Device | None = None,
     ) -> Communicator:
         """Joins a group; every member calls this.
 
@@ -96,6 +109,7 @@ class Communicator:
             members: The members' ranks in the job, in group order. None: 0, 1, and so on.
             shape: Sizes of lanes; None: the default for the size.
             kernels: AEAD kernels by name; None: the fastest this CPU has.
+            device: Where arrays in device memory lie; None: the GPU that the first such array names.
 
         Raises:
             ConfigError: for bad arguments or keys, or where shared memory is too small.
@@ -152,6 +166,7 @@ class Communicator:
                 session.control_rx,
                 session.sender,
                 _Planner(rank, size, shape),
+                cuda.source(device),
                 kernels,
             )
         except BaseException:
@@ -173,7 +188,7 @@ class Communicator:
             shape.depth,
             kernels or _engine.aead_names()[0],
         )
-        return cls(engine, session, group)
+        return cls(engine, session, group, device)
 
     @classmethod
     def from_mpi(
@@ -207,6 +222,11 @@ class Communicator:
     def members(self) -> tuple[int, ...]:
         """The members' ranks in the job, in group order."""
         return self._members
+
+    @property
+    def device(self) -> cuda.Device | None:
+        """Where arrays in device memory lie, as given to :meth:`create`."""
+        return self._device
 
     @property
     def session_id(self) -> bytes:

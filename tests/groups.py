@@ -49,6 +49,8 @@ def _rank(
     exchange = securecoll.DirectoryExchange(folder / "exchange", rank=rank, size=size) if size > 1 else None
     began = time.monotonic()
     try:
+        if "device" in options:
+            options = {**options, "device": options["device"](rank)}
         comm = Communicator.create(exchange, key, **{"timeout": GROUP_SECONDS, **options})
     except Exception as e:
         pipe.send(("done", Outcome(error=e, seconds=time.monotonic() - began)))
@@ -113,7 +115,7 @@ def group(
     size: int, folder: Path, body: Callable[..., Any], *args: Any, per_rank: list[Any] | None = None, **options: Any
 ) -> Iterator[Group]:
     """Starts ``size`` ranks. ``per_rank`` gives each rank's further arguments; ``options`` go to
-    :meth:`Communicator.create`."""
+    :meth:`Communicator.create`; there, ``device`` is called with the rank, in its process."""
     (folder / "exchange").mkdir()
     key = folder / "key"
     descriptor = os.open(key, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)

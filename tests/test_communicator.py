@@ -26,7 +26,8 @@ def _data(rank: int, count: int, dtype: Any, salt: int = 0) -> Any:
     return ((np.arange(count) * 7 + rank * 13 + salt) % 11).astype(dtype)
 
 
-def _every_collective(comm: Communicator) -> int:
+def every_collective(comm: Communicator, counts: tuple[int, ...] = COUNTS) -> int:
+    """Checks every collective and algorithm against NumPy, in and out of place; returns how many results it checked."""
     n, me = comm.size, comm.rank
     checks = 0
 
@@ -35,7 +36,7 @@ def _every_collective(comm: Communicator) -> int:
         checks += 1
         np.testing.assert_array_equal(got, want, err_msg=f"rank {me} of {n}: {what}")
 
-    for count, in_place in itertools.product(COUNTS, (False, True)):
+    for count, in_place in itertools.product(counts, (False, True)):
         dtype = np.float32
         mine = _data(me, count, dtype)
         everyone = [_data(r, count, dtype) for r in range(n)]
@@ -99,9 +100,9 @@ def _every_collective(comm: Communicator) -> int:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_every_collective_and_algorithm(tmp_path: Path, size: int) -> None:
+def testevery_collective_and_algorithm(tmp_path: Path, size: int) -> None:
     """All sizes, in and out of place, every algorithm, small slots."""
-    assert min(run(size, tmp_path, _every_collective, shape=SMALL)) > 100
+    assert min(run(size, tmp_path, every_collective, shape=SMALL)) > 100
     assert not left_behind()
 
 
@@ -134,7 +135,8 @@ def test_default_shape_and_tuner(tmp_path: Path, size: int) -> None:
     run(size, tmp_path, _default_shape)
 
 
-def _uneven(comm: Communicator) -> None:
+def uneven_parts(comm: Communicator) -> None:
+    """Checks empty and ragged parts of every collective that has parts."""
     n, me = comm.size, comm.rank
     counts = [(r * 700 + 3) if r != 1 else 0 for r in range(n)]
     parts = [_data(r, c, np.int64) for r, c in enumerate(counts)]
@@ -165,10 +167,11 @@ def _uneven(comm: Communicator) -> None:
 
 def test_uneven_parts(tmp_path: Path) -> None:
     """Empty and ragged parts of every collective that has parts."""
-    run(3, tmp_path, _uneven, shape=SMALL)
+    run(3, tmp_path, uneven_parts, shape=SMALL)
 
 
-def _dtypes(comm: Communicator) -> None:
+def every_dtype(comm: Communicator) -> None:
+    """Checks NumPy's dtypes with every operation that they have."""
     n, me = comm.size, comm.rank
     for dtype in (np.uint8, np.int8, np.uint16, np.int16, np.uint32, np.int32, np.uint64, np.int64):
         data = [((np.arange(5000) * 31 + r * 97) % 251).astype(dtype) for r in range(n)]
@@ -213,7 +216,7 @@ def _dtypes(comm: Communicator) -> None:
 @pytest.mark.parametrize("size", [2, 3])
 def test_dtypes_and_reductions(tmp_path: Path, size: int) -> None:
     """All operations that make sense: sums wrap, NaN wins, bool stays bool, AVG and PREMUL_SUM scale."""
-    run(size, tmp_path, _dtypes, shape=SMALL)
+    run(size, tmp_path, every_dtype, shape=SMALL)
 
 
 def _bits(comm: Communicator) -> list[str]:

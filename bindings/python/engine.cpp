@@ -5,12 +5,16 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "cuda/device_memory.hpp"
+#include "device.hpp"
 #include "engine/clock.hpp"
 #include "engine/communicator.hpp"
 #include "engine/error.hpp"
@@ -27,6 +31,8 @@ namespace {
 
 using InputArray = nb::ndarray<nb::ro, nb::device::cpu, nb::c_contig>;
 using OutputArray = nb::ndarray<nb::device::cpu, nb::c_contig>;
+using DeviceInputArray = nb::ndarray<nb::ro, nb::device::cuda, nb::c_contig>;
+using DeviceOutputArray = nb::ndarray<nb::device::cuda, nb::c_contig>;
 
 // DLPack's type codes; the 8-bit float ones came with DLPack 1.1.
 DType dtype_of(const nb::dlpack::dtype& t) {
@@ -70,26 +76,92 @@ struct Array {
   sc_segment segment{nullptr, 0};
   uint64_t elements = 0;
   DType dtype = DType::none;
+  uint32_t place = 0;  // as in sc_request
+  void* stream = nullptr;
 };
 
-template <class T>
-Array array_of(const nb::object& from, const char* name, const char* wanted) {
-  T view;
-  // Never converted: a silent copy would receive the result in the caller's place.
-  if (!nb::try_cast<T>(from, view, false))
-    throw EngineError(
-        ErrorKind::config,
-        std::string(name) + " must be a C-contiguous" + wanted +
-            " array on the CPU (NumPy, the buffer protocol or DLPack), not " +
-            nb::cast<std::string>(nb::str(nb::handle(reinterpret_cast<PyObject*>(Py_TYPE(from.ptr()))))));
+// What __cuda_array_interface__ calls a dtype. (Types that NumPy has no letter for come by DLPack.)
+DType dtype_of(const std::string& typestr) {
+  static const std::map<std::string, DType> known = {
+      {"|u1", DType::u8},  {"|i1", DType::i8},  {"<u2", DType::u16},   {"<i2", DType::i16},    {"<u4", DType::u32},
+      {"<i4", DType::i32}, {"<u8", DType::u64}, {"<i8", DType::i64},   {"<f2", DType::f16},    {"<f4", DType::f32},
+      {"<f8", DType::f64}, {"<c8", DType::c64}, {"<c16", DType::c128}, {"|b1", DType::boolean}};
+  const auto found = known.find(typestr);
+  return found == known.end() ? DType::none : found->second;
+}
+
+uint32_t ordinal_of(const nb::object& array) {
+  nb::object device = nb::getattr(array, "device", nb::int_(0));
+  for (const char* name : {"id", "index"})
+    if (nb::hasattr(device, name)) device = device.attr(name);
+  return nb::isinstance<nb::int_>(device) ? nb::cast<uint32_t>(device) : 0;
+}
+
+// An array in device memory that says so by __cuda_array_interface__, as CuPy, Numba and torch do.
+Array device_array_of(const nb::object& from, const char* name, bool writable) {
+  const auto refuse = [&](const std::string& why) -> EngineError {
+    return EngineError(ErrorKind::config, std::string(name) + " " + why);
+  };
+  const auto face = nb::cast<nb::dict>(from.attr("__cuda_array_interface__"));
+  const auto data = nb::cast<nb::tuple>(face["data"]);
   Array a;
-  a.dtype = dtype_of(view.dtype());
-  if (a.dtype == DType::none)
-    throw EngineError(ErrorKind::config, std::string(name) + " has a dtype that has no collective");
-  a.elements = view.size();
-  a.segment = {const_cast<void*>(static_cast<const void*>(view.data())), a.elements * element_bytes(a.dtype)};
-  a.keep = nb::cast(std::move(view), nb::rv_policy::none);
+  a.dtype = dtype_of(nb::cast<std::string>(face["typestr"]));
+  if (a.dtype == DType::none) throw refuse("has a dtype that has no collective");
+  if (writable && nb::cast<bool>(data[1])) throw refuse("must be writable");
+  a.elements = 1;
+  const auto shape = nb::cast<nb::tuple>(face["shape"]);
+  for (nb::handle n : shape) a.elements *= nb::cast<uint64_t>(n);
+  const nb::object strides = face.contains("strides") ? nb::object(face["strides"]) : nb::object(nb::none());
+  if (!strides.is_none() && a.elements) {
+    const auto given = nb::cast<nb::tuple>(strides);
+    auto expected = static_cast<int64_t>(element_bytes(a.dtype));
+    for (size_t i = given.size(); i-- > 0;) {
+      const auto extent = nb::cast<int64_t>(shape[i]);
+      if (extent > 1 && nb::cast<int64_t>(given[i]) != expected) throw refuse("must be C-contiguous");
+      expected *= extent;
+    }
+  }
+  const nb::object stream = face.contains("stream") ? nb::object(face["stream"]) : nb::object(nb::none());
+  if (!stream.is_none()) {
+    const auto handle = nb::cast<uint64_t>(stream);
+    a.stream = handle == 1 ? nullptr : reinterpret_cast<void*>(handle);  // 1: the legacy default stream
+  }
+  a.segment = {reinterpret_cast<void*>(nb::cast<uint64_t>(data[0])), a.elements * element_bytes(a.dtype)};
+  a.place = 1 + ordinal_of(from);
+  a.keep = from;
   return a;
+}
+
+template <class T, class OnDevice>
+Array array_of(const nb::object& from, const char* name, const char* wanted) {
+  const bool writable = *wanted != 0;
+  if (nb::hasattr(from, "__cuda_array_interface__")) return device_array_of(from, name, writable);
+  Array a;
+  const auto fill = [&](auto view) {
+    a.dtype = dtype_of(view.dtype());
+    if (a.dtype == DType::none)
+      throw EngineError(ErrorKind::config, std::string(name) + " has a dtype that has no collective");
+    a.elements = view.size();
+    a.segment = {const_cast<void*>(static_cast<const void*>(view.data())), a.elements * element_bytes(a.dtype)};
+    a.keep = nb::cast(std::move(view), nb::rv_policy::none);
+  };
+  // Never converted: a silent copy would receive the result in the caller's place.
+  T view;
+  if (nb::try_cast<T>(from, view, false)) {
+    fill(std::move(view));
+    return a;
+  }
+  OnDevice there;
+  if (nb::try_cast<OnDevice>(from, there, false)) {
+    a.place = 1 + static_cast<uint32_t>(there.device_id());
+    fill(std::move(there));
+    return a;
+  }
+  throw EngineError(ErrorKind::config,
+                    std::string(name) + " must be a C-contiguous" + wanted +
+                        " array on the CPU (NumPy, the buffer protocol or DLPack) or on a CUDA device "
+                        "(__cuda_array_interface__ or DLPack), not " +
+                        nb::cast<std::string>(nb::str(nb::handle(reinterpret_cast<PyObject*>(Py_TYPE(from.ptr()))))));
 }
 
 // A Python object that any thread may drop.
@@ -166,10 +238,24 @@ struct PySegment {
 
 class PyOperation {
  public:
-  PyOperation(std::shared_ptr<Communicator> owner, Operation* op, std::vector<nb::object> keep)
-      : owner_(std::move(owner)), op_(op), keep_(std::move(keep)) {}
+  // `stream`: the caller's, for device memory.
+  PyOperation(std::shared_ptr<Communicator> owner, Operation* op, std::vector<nb::object> keep, bool on_device,
+              void* stream)
+      : owner_(std::move(owner)), op_(op), keep_(std::move(keep)), on_device_(on_device), stream_(stream) {}
   PyOperation(PyOperation&& o) noexcept
-      : owner_(std::move(o.owner_)), op_(std::exchange(o.op_, nullptr)), keep_(std::move(o.keep_)) {}
+      : owner_(std::move(o.owner_)),
+        op_(std::exchange(o.op_, nullptr)),
+        keep_(std::move(o.keep_)),
+        on_device_(o.on_device_),
+        stream_(o.stream_) {}
+  PyOperation& operator=(PyOperation&& o) noexcept {
+    std::swap(owner_, o.owner_);
+    std::swap(op_, o.op_);
+    std::swap(keep_, o.keep_);
+    std::swap(on_device_, o.on_device_);
+    std::swap(stream_, o.stream_);
+    return *this;
+  }
   ~PyOperation() {
     if (!op_) return;
     // The engine may still write into the arrays: they live as long as it may.
@@ -182,19 +268,22 @@ class PyOperation {
     }
     Communicator::release(op_);
   }
-  // Raises the operation's error, or a timeout when `seconds` passed first.
+  // Raises the operation's error, or a timeout when `seconds` passed first. For device memory returns when all of it
+  // was handed to the device, and the caller's stream goes on behind it.
   void wait(std::optional<double> seconds) {
-    bool final;
+    bool reached;
     {
       nb::gil_scoped_release free;
-      final = owner_->wait(*op_, seconds ? std::max<int64_t>(1, now_ns() + static_cast<int64_t>(*seconds * 1e9)) : 0);
+      const int64_t until = seconds ? std::max<int64_t>(1, now_ns() + static_cast<int64_t>(*seconds * 1e9)) : 0;
+      reached = owner_->wait(*op_, until, on_device_ ? Communicator::Until::handed : Communicator::Until::final);
+      if (reached && on_device_ && op_->state.load() != kFailed) owner_->resume(*op_, stream_);
     }
-    if (!final)
+    if (!reached)
       throw EngineError(ErrorKind::timeout,
                         "rank " + std::to_string(owner_->rank()) + ": " + op_->call.text() +
                             " is still in flight after the given wait; it goes on, and can be waited for again");
     if (op_->state.load() == kFailed) throw EngineError(op_->error);
-    keep_.clear();
+    if (op_->final()) keep_.clear();
   }
   bool done() const { return op_->final(); }
   uint64_t sequence() const { return op_->sequence; }
@@ -204,13 +293,15 @@ class PyOperation {
   std::shared_ptr<Communicator> owner_;
   Operation* op_;
   std::vector<nb::object> keep_;
+  bool on_device_;
+  void* stream_;
 };
 
 // The communicator as a Python object: closes what a script forgot.
 class PyCommunicator {
  public:
   PyCommunicator(uint32_t rank, uint32_t size, uint32_t slot_bytes, double timeout, uint64_t budget_blocks,
-                 bool crowded, std::unique_ptr<Segment> segment, Roots roots, nb::object planner,
+                 bool crowded, std::unique_ptr<Segment> segment, Roots roots, nb::object planner, nb::object devices,
                  const std::optional<std::string>& kernels) {
     Memory* memory = host::memory(kernels ? kernels->c_str() : nullptr);
     if (!memory) throw EngineError(ErrorKind::config, "this CPU has no kernels named " + *kernels);
@@ -234,8 +325,8 @@ class PyCommunicator {
       }
     };
     CommunicatorOptions options{rank, size, slot_bytes, static_cast<int64_t>(timeout * 1e9), budget_blocks, crowded};
-    communicator_ =
-        std::make_shared<Communicator>(options, std::move(segment), std::move(roots), memory, plan, nullptr);
+    communicator_ = std::make_shared<Communicator>(options, std::move(segment), std::move(roots), memory, plan,
+                                                   device_source(std::move(devices), rank, slot_bytes));
   }
   ~PyCommunicator() { sc_release_exported(); }
   PyCommunicator(const PyCommunicator&) = delete;
@@ -250,8 +341,8 @@ class PyCommunicator {
     };  // worded only when there is an error
     Array in, out;
     try {
-      if (!input.is_none()) in = array_of<InputArray>(input, "the input", "");
-      if (!output.is_none()) out = array_of<OutputArray>(output, "the output", ", writable");
+      if (!input.is_none()) in = array_of<InputArray, DeviceInputArray>(input, "the input", "");
+      if (!output.is_none()) out = array_of<OutputArray, DeviceOutputArray>(output, "the output", ", writable");
     } catch (EngineError& e) {
       throw EngineError(e.error().kind, what() + e.error().message);
     }
@@ -286,7 +377,11 @@ class PyCommunicator {
       default:
         r.count = in.elements;
     }
+    if (!input.is_none() && !output.is_none() && in.place != out.place)
+      throw EngineError(ErrorKind::config, what() + "the input and the output lie on different devices");
     refuse_overlap(what, r, in, out);
+    r.place = std::max(in.place, out.place);
+    r.stream = out.stream ? out.stream : in.stream;
     r.factor = factor;
     r.input = &in.segment;
     r.inputs = input.is_none() ? 0 : 1;
@@ -299,9 +394,17 @@ class PyCommunicator {
     {
       nb::gil_scoped_release free;
       op = c.submit(r, algorithm);
-      if (blocking) c.wait(*op, 0);
+      if (blocking && !r.place) c.wait(*op, 0);
     }
-    if (!blocking) return PyOperation(communicator_, op, {std::move(in.keep), std::move(out.keep)});
+    if (!blocking || r.place) {
+      PyOperation started(communicator_, op, {std::move(in.keep), std::move(out.keep)}, r.place != 0, r.stream);
+      if (!blocking) return started;
+      started.wait(std::nullopt);
+      lent_.erase(std::remove_if(lent_.begin(), lent_.end(), [](const PyOperation& o) { return o.done(); }),
+                  lent_.end());
+      if (!started.done()) lent_.push_back(std::move(started));  // the device still works on its arrays
+      return std::nullopt;
+    }
     Error error;
     if (op->state.load() == kFailed) error = op->error;
     Communicator::release(op);
@@ -318,8 +421,11 @@ class PyCommunicator {
   }
 
   void close() {
-    nb::gil_scoped_release free;
-    communicator_->close();
+    {
+      nb::gil_scoped_release free;
+      communicator_->close();
+    }
+    lent_.clear();
   }
   void abort(const std::string& reason) {
     nb::gil_scoped_release free;
@@ -362,6 +468,36 @@ class PyCommunicator {
                         what() + "the input and the output overlap, and not as in-place operation allows");
   }
 
+  // Asks Python for the device, and says how it is used.
+  static DeviceSource device_source(nb::object devices, uint32_t rank, uint32_t slot_bytes) {
+    if (devices.is_none()) return nullptr;
+    auto call = shared(std::move(devices));
+    return [call, rank, slot_bytes](uint32_t ordinal, const Segment* segment) {
+      nb::gil_scoped_acquire gil;
+      try {
+        nb::object made = (*call)(ordinal);
+        cuda::DeviceMemoryOptions options;
+        options.slot_bytes = slot_bytes;
+        options.mapped = nb::cast<bool>(made.attr("mapped"));
+        if (segment) options.ranges = segment->ranges();
+        const auto device = nb::cast<PyDevice&>(made.attr("engine")).device;
+        std::unique_ptr<Memory> memory;
+        {
+          nb::gil_scoped_release free;
+          memory = cuda::device_memory(device, options);
+        }
+        made.attr("started")(rank, cuda::device_mode(*memory));
+        return memory;
+      } catch (nb::python_error& e) {
+        throw EngineError(ErrorKind::config, "rank " + std::to_string(rank) +
+                                                 ": no device: " + nb::cast<std::string>(nb::str(e.value())));
+      } catch (EngineError& e) {
+        throw EngineError(e.error().kind, "rank " + std::to_string(rank) + ": " + e.error().message);
+      }
+    };
+  }
+
+  std::vector<PyOperation> lent_;
   sc_communicator* exported_ = nullptr;
 };
 
@@ -430,16 +566,17 @@ void bind_engine(nb::module_& m) {
           [](PyCommunicator* self, uint32_t rank, uint32_t size, uint32_t slot_bytes, double timeout,
              uint64_t budget_blocks, bool crowded, PySegment* segment, const nb::list& link_tx,
              const nb::list& link_rx, const nb::list& control_tx, const nb::list& control_rx, const nb::list& sender,
-             nb::object planner, const std::optional<std::string>& kernels) {
+             nb::object planner, nb::object devices, const std::optional<std::string>& kernels) {
             Roots roots{secrets_of(link_tx), secrets_of(link_rx), secrets_of(control_tx), secrets_of(control_rx),
                         secrets_of(sender)};
             new (self) PyCommunicator(rank, size, slot_bytes, timeout, budget_blocks, crowded,
                                       segment ? std::move(segment->segment) : nullptr, std::move(roots),
-                                      std::move(planner), kernels);
+                                      std::move(planner), std::move(devices), kernels);
           },
           nb::arg("rank"), nb::arg("size"), nb::arg("slot_bytes"), nb::arg("timeout"), nb::arg("budget_blocks"),
           nb::arg("crowded"), nb::arg("segment").none(), nb::arg("link_tx"), nb::arg("link_rx"), nb::arg("control_tx"),
-          nb::arg("control_rx"), nb::arg("sender"), nb::arg("planner"), nb::arg("kernels") = nb::none())
+          nb::arg("control_rx"), nb::arg("sender"), nb::arg("planner"), nb::arg("devices").none(),
+          nb::arg("kernels") = nb::none())
       .def("run", &PyCommunicator::run, nb::arg("collective"), nb::arg("input").none(), nb::arg("output").none(),
            nb::arg("redop") = 0, nb::arg("root") = 0, nb::arg("factor") = 1.0, nb::arg("send_counts") = nb::none(),
            nb::arg("recv_counts") = nb::none(), nb::arg("timeout") = 0.0, nb::arg("algorithm") = 0,

@@ -6,5 +6,6 @@ NB_MODULE(_engine, m) {
   m.doc() = "securecoll's data plane; use it through the securecoll package";
   bind_secrets(m);
   bind_host(m);
+  bind_device(m);
   bind_engine(m);
 }

@@ -4,4 +4,5 @@
 
 void bind_secrets(nanobind::module_& m);
 void bind_host(nanobind::module_& m);
+void bind_device(nanobind::module_& m);
 void bind_engine(nanobind::module_& m);

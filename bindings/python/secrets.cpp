@@ -5,9 +5,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string_view.h>
 #include <openssl/evp.h>
-#include <sys/random.h>
 
-#include <cerrno>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -60,13 +58,7 @@ Secret absorb_secret(nb::handle from) {
 
 Secret random_secret(size_t bytes) {
   check_size(bytes);
-  Secret secret(bytes);
-  for (size_t done = 0; done < bytes;) {
-    const ssize_t got = getrandom(secret.data() + done, bytes - done, 0);
-    if (got < 0 && errno != EINTR) throw std::runtime_error(std::string("getrandom: ") + std::strerror(errno));
-    if (got > 0) done += static_cast<size_t>(got);
-  }
-  return secret;
+  return Secret::random(bytes);
 }
 
 // AES-256-GCM under a key that is used once, hence nonce 0. libcrypto's context holds the expanded key on its own

@@ -1,6 +1,7 @@
 #include "engine/arena.hpp"
 
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -158,6 +159,16 @@ Secret::Secret(size_t bytes) {
 
 Secret::Secret(const void* from, size_t bytes) : Secret(bytes) {
   if (bytes != 0) std::memcpy(data_, from, bytes);
+}
+
+Secret Secret::random(size_t bytes) {
+  Secret secret(bytes);
+  for (size_t done = 0; done < bytes;) {
+    const ssize_t got = getrandom(secret.data() + done, bytes - done, 0);
+    if (got < 0 && errno != EINTR) throw std::runtime_error(std::string("getrandom: ") + std::strerror(errno));
+    if (got > 0) done += static_cast<size_t>(got);
+  }
+  return secret;
 }
 
 Secret::Secret(Secret&& o) noexcept { *this = std::move(o); }

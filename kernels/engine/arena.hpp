@@ -36,6 +36,8 @@ class Secret {
   Secret() = default;
   explicit Secret(size_t bytes);
   Secret(const void* from, size_t bytes);
+  // From the kernel's generator.
+  static Secret random(size_t bytes);
   Secret(Secret&& o) noexcept;
   Secret& operator=(Secret&& o) noexcept;
   Secret(const Secret&) = delete;

@@ -3,8 +3,13 @@
 // These numbers enter every record's associated data (see docs/protocol.md). They may be extended, never
 // renumbered. securecoll/codes.py holds the same table for Python; tests/test_codes.py compares the two.
 #pragma once
+
+#if defined(__CUDACC_RTC__)
+#include "cuda/fixed_width.cuh"  // NVRTC brings no standard headers
+#else
 #include <cstddef>
 #include <cstdint>
+#endif
 
 namespace securecoll {
 
@@ -58,12 +63,14 @@ enum class RedOp : uint8_t {
 };
 inline constexpr int kRedOps = 10;
 
+#if !defined(__CUDACC_RTC__)  // to NVRTC there is no host
 // Bytes of one element; 0 for DType::none and for codes outside the table.
 constexpr size_t element_bytes(DType t) {
   constexpr uint8_t sizes[kDTypes] = {0, 1, 1, 2, 2, 4, 4, 8, 8, 2, 2, 4, 8, 8, 16, 1, 1, 1, 1, 1};
   const auto i = static_cast<unsigned>(t);
   return i < static_cast<unsigned>(kDTypes) ? sizes[i] : 0;
 }
+#endif
 
 // One kind per error class of securecoll/errors.py.
 enum class ErrorKind : uint8_t {
@@ -77,8 +84,10 @@ enum class ErrorKind : uint8_t {
   closed = 7,          // the communicator is closed, aborted or belongs to the parent of a fork
 };
 
+#if !defined(__CUDACC_RTC__)
 const char* name_of(Collective c);
 const char* name_of(DType t);
 const char* name_of(RedOp op);
+#endif
 
 }  // namespace securecoll

@@ -10,16 +10,9 @@
 #include <cstdint>
 
 #include "engine/codes.hpp"
+#include "reduce_flags.hpp"
 
 namespace securecoll::host {
-
-enum ReduceFlags : uint32_t {
-  kAIsAccumulator = 1,    // `a` holds accumulator elements, not dtype elements
-  kOutIsAccumulator = 2,  // write accumulator elements: a partial result, neither rounded nor finished
-  kScaleA = 4,            // PREMUL_SUM: multiply a by `factor` first (this rank's own, raw contribution)
-  kScaleB = 8,            // the same for b
-  kFinish = 16,           // AVG: divide the result by `world` (integers truncate toward zero)
-};
 
 struct ReduceArgs {
   void* dst;       // may be exactly a or b, where elements have the same size there; no other overlap

@@ -11,11 +11,11 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import ModuleType
 
 from securecoll import _engine
 from securecoll.cli.findings import Finding, State
 from securecoll.cli.units import sized
+from securecoll.cuda import Confidential, confidential
 from securecoll.shape import Shape
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -163,31 +163,33 @@ def gpu() -> list[Finding]:
             "gpu",
             State.WARN if names else State.OK,
             f"{listed}, driver {_text(pynvml.nvmlSystemGetDriverVersion())}",
-            "Collectives on CUDA tensors do not exist yet; move tensors to the CPU." if names else "",
+            "Collectives on GPUs have run on an emulated device only: see docs/gpu.md before you rely on them."
+            if names
+            else "",
             {"gpus": names},
         )
-        return [devices, _gpu_confidential(pynvml)] if names else [devices]
+        return [devices, _gpu_confidential()] if names else [devices]
     finally:
         pynvml.nvmlShutdown()
 
 
-def _gpu_confidential(pynvml: ModuleType) -> Finding:
+def _gpu_confidential() -> Finding:
     """Whether the GPUs' memory is protected from the host."""
     subject = "gpu protection"
-    try:
-        state = pynvml.nvmlSystemGetConfComputeState()
-    except pynvml.NVMLError as error:
-        advice = "Confidential computing takes a Hopper or later GPU, its driver, and a confidential VM."
-        return Finding(subject, State.WARN, f"confidential-computing mode unknown ({error})", advice, {"mode": None})
-    if not state.ccFeature:
-        advice = "The host can read GPU memory. To prevent it, turn confidential-computing mode on from the host."
-        return Finding(subject, State.WARN, "confidential-computing mode is off", advice, {"mode": "off"})
-    if state.devToolsMode:
-        advice = "Developer tools can read GPU memory. Turn that mode off for data that matters."
-        return Finding(
-            subject, State.WARN, "confidential-computing mode is on, for developers", advice, {"mode": "devtools"}
-        )
-    return Finding(subject, State.OK, "confidential-computing mode is on", values={"mode": "on"})
+    mode = confidential()
+    values = {"mode": None if mode is Confidential.UNKNOWN else mode.value}
+    match mode:
+        case Confidential.UNKNOWN:
+            advice = "Confidential computing takes a Hopper or later GPU, its driver, and a confidential VM."
+            return Finding(subject, State.WARN, "confidential-computing mode unknown", advice, values)
+        case Confidential.OFF:
+            advice = "The host can read GPU memory. To prevent it, turn confidential-computing mode on from the host."
+            return Finding(subject, State.WARN, "confidential-computing mode is off", advice, values)
+        case Confidential.DEVELOPERS:
+            advice = "Developer tools can read GPU memory. Turn that mode off for data that matters."
+            return Finding(subject, State.WARN, "confidential-computing mode is on, for developers", advice, values)
+        case Confidential.ON:
+            return Finding(subject, State.OK, "confidential-computing mode is on", values=values)
 
 
 def _text(value: str | bytes) -> str:
