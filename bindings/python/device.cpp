@@ -81,6 +81,14 @@ void bind_device(nb::module_& m) {
           },
           nb::arg("at"), nb::arg("data"), nb::arg("stream") = 0)
       .def(
+          "copy",
+          [](const PyDevice& d, uint64_t to, uint64_t from, size_t bytes, uint64_t stream) {
+            const Bound b(d);
+            b.must(b.device.copy(to, from, bytes, pointer(stream)));
+          },
+          nb::arg("to"), nb::arg("from_"), nb::arg("bytes"), nb::arg("stream") = 0,
+          "Gives the stream a copy to do; does not wait for it.")
+      .def(
           "read",
           [](const PyDevice& d, uint64_t at, size_t bytes, uint64_t stream) {
             const Bound b(d);

@@ -306,7 +306,8 @@ Operation* Communicator::submit(const sc_request& request, uint8_t algorithm) {
   past.recv_counts = op->recv_counts;
   queue_.push_back(op);
   lock.unlock();
-  if (!r.blocking) pool::add(shared_from_this());
+  // On a device the caller waits no longer than until all is handed over: what comes after is the pool's.
+  if (!r.blocking || r.place) pool::add(shared_from_this());
   return op;
 }
 

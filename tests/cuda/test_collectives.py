@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from securecoll import Communicator, cuda
-from tests.cuda import arrays
+from securecoll import Communicator
+from tests.cuda.groups import devices
 from tests.cuda.on_device import OnDevice
 from tests.groups import SMALL, left_behind, run
 from tests.test_communicator import every_collective, every_dtype, uneven_parts
 
 COUNTS = (1, 1025, 9000)
-
-
-def _device(library: str, options: str, mapped: bool, only: Any, rank: int) -> cuda.Device | None:
-    """For a rank: a device of its own, or none where ``only`` says so."""
-    if only is not None and rank not in only:
-        return None
-    return cuda.emulated(library, f"seed={rank + 1} {options}", mapped=mapped)
-
-
-def devices(options: str = "", mapped: bool = False, only: Any = None) -> Any:
-    """How each rank makes its device, with the library built here, once."""
-    return functools.partial(_device, arrays.library(), options, mapped, only)
 
 
 def _on_device(comm: Communicator, body: Any, *args: Any) -> Any:

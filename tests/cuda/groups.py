@@ -1,0 +1,25 @@
+"""Groups whose ranks work on emulated devices."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Collection
+
+from securecoll import cuda
+from tests.cuda import arrays
+
+
+def _device(library: str, options: str, mapped: bool, only: Collection[int] | None, rank: int) -> cuda.Device | None:
+    if only is not None and rank not in only:
+        return None
+    return cuda.emulated(library, f"seed={rank + 1} {options}", mapped=mapped)
+
+
+def devices(
+    options: str = "", mapped: bool = False, only: Collection[int] | None = None, mode: str = "plain"
+) -> Callable[[int], cuda.Device | None]:
+    """For ``device`` of :func:`tests.groups.group`: a device for each rank, or for ``only`` some.
+
+    The kernels are built here, once, and not by each rank.
+    """
+    return functools.partial(_device, arrays.library(mode), options, mapped, only)
