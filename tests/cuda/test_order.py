@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from securecoll import Communicator
+from securecoll import Communicator, plan
+from securecoll.codes import Collective
+from securecoll.shape import Shape
 from tests.cuda.arrays import Array
 from tests.cuda.groups import devices
 from tests.groups import SMALL, run
@@ -20,7 +22,7 @@ def _values(rank: int, salt: int) -> Any:
     return ((np.arange(COUNT) * 7 + rank * 13 + salt) % 101).astype(np.float32)
 
 
-def _between_copies(comm: Communicator, rounds: int, async_op: bool) -> None:
+def _between_copies(comm: Communicator, rounds: int, in_place: bool, async_op: bool) -> None:
     """Each round's input is written by the caller's stream just before the call, and its result read just behind it,
     without the caller's waiting in between."""
     assert comm.device is not None
@@ -28,16 +30,17 @@ def _between_copies(comm: Communicator, rounds: int, async_op: bool) -> None:
     stream = engine.stream()
     kept = []
     x = Array(comm.device, np.zeros(COUNT, np.float32), stream)
+    y = x if in_place else Array(comm.device, np.zeros(COUNT, np.float32), stream)
     works = []
     for salt in range(rounds):
         source = Array(comm.device, _values(comm.rank, salt), engine.stream())
         result = Array(comm.device, np.zeros(COUNT, np.float32), stream)
         engine.copy(x.address, source.address, x.nbytes, stream)
-        work = comm.all_reduce(x, async_op=async_op)
+        work = comm.all_reduce(x, y, async_op=async_op)
         if work is not None:
             works.append(work)
             work.wait()
-        engine.copy(result.address, x.address, x.nbytes, stream)
+        engine.copy(result.address, y.address, y.nbytes, stream)
         kept.append((source, result))
     for salt, (_, result) in enumerate(kept):
         want = np.sum([_values(r, salt) for r in range(comm.size)], axis=0, dtype=np.float32)
@@ -47,12 +50,50 @@ def _between_copies(comm: Communicator, rounds: int, async_op: bool) -> None:
 
 
 @pytest.mark.parametrize("async_op", [False, True])
-@pytest.mark.parametrize("mapped", [False, True])
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize(("mapped", "in_place"), [(False, True), (False, False), (True, False)])
+@pytest.mark.parametrize("size", [1, 3])
 def test_calls_come_after_the_stream_and_the_stream_goes_on_behind_them(
-    tmp_path: Path, size: int, mapped: bool, async_op: bool
+    tmp_path: Path, size: int, mapped: bool, in_place: bool, async_op: bool
 ) -> None:
-    run(size, tmp_path, _between_copies, 4, async_op, shape=SMALL, device=devices(mapped=mapped), timeout=60.0)
+    run(
+        size,
+        tmp_path,
+        _between_copies,
+        4,
+        in_place,
+        async_op,
+        shape=SMALL,
+        device=devices("latency=300", mapped=mapped),
+        timeout=60.0,
+    )
+
+
+def _swap(kind: Collective, rank: int, size: int, *, nbytes: int, chunk: int, wave: int, **_: Any) -> plan.ir.Plan:
+    """Two ranks exchange a buffer in place: what comes in goes where what goes out still lies."""
+    block, peer = plan.ir.Block(plan.ir.OUTPUT, 0, nbytes), 1 - rank
+    out = plan.ir.Step(
+        plan.ir.StepOp.SEAL, nbytes, block, lanes=(plan.ir.to_rank(peer),), stream=plan.ir.Stream(rank, peer)
+    )
+    record = plan.ir.Record(plan.ir.from_rank(peer), plan.ir.Stream(peer, rank))
+    back = plan.ir.Step(plan.ir.StepOp.OPEN, nbytes, block, sources=(record,), after=(0,))
+    blocks = plan.ir.cipher_blocks(nbytes, chunk)
+    return plan.ir.Plan(kind, "swap", rank, size, chunk, wave, (out, back), bytes(32), blocks=blocks)
+
+
+def _late_sealing(comm: Communicator) -> None:
+    plan.plan = _swap  # type: ignore[assignment]
+    for salt in range(6):
+        x = _values(comm.rank, salt)
+        there = Array(comm.device, x) if comm.device else None
+        comm.all_reduce(x if there is None else there)
+        got = x if there is None else there.get()
+        np.testing.assert_array_equal(got, _values(1 - comm.rank, salt), err_msg=f"rank {comm.rank}")
+
+
+def test_what_comes_in_does_not_overwrite_what_is_still_to_be_sealed(tmp_path: Path) -> None:
+    """With a plan of this test's own, towards a rank whose records are all there before this rank's kernels run."""
+    how = devices("latency=300", only=(0,))
+    run(2, tmp_path, _late_sealing, shape=Shape(4096, depth=16, wave=8), device=how, timeout=60.0)
 
 
 def _in_flight(comm: Communicator) -> None:
