@@ -80,12 +80,13 @@ struct Array {
   void* stream = nullptr;
 };
 
-// What __cuda_array_interface__ calls a dtype. (Types that NumPy has no letter for come by DLPack.)
+// What __cuda_array_interface__ calls a dtype. (8-bit floats, which have no name there, come by DLPack; bfloat16 is
+// called what ml_dtypes calls it.)
 DType dtype_of(const std::string& typestr) {
   static const std::map<std::string, DType> known = {
-      {"|u1", DType::u8},  {"|i1", DType::i8},  {"<u2", DType::u16},   {"<i2", DType::i16},    {"<u4", DType::u32},
-      {"<i4", DType::i32}, {"<u8", DType::u64}, {"<i8", DType::i64},   {"<f2", DType::f16},    {"<f4", DType::f32},
-      {"<f8", DType::f64}, {"<c8", DType::c64}, {"<c16", DType::c128}, {"|b1", DType::boolean}};
+      {"|u1", DType::u8},  {"|i1", DType::i8},  {"<u2", DType::u16},   {"<i2", DType::i16},     {"<u4", DType::u32},
+      {"<i4", DType::i32}, {"<u8", DType::u64}, {"<i8", DType::i64},   {"<f2", DType::f16},     {"<f4", DType::f32},
+      {"<f8", DType::f64}, {"<c8", DType::c64}, {"<c16", DType::c128}, {"|b1", DType::boolean}, {"<V2", DType::bf16}};
   const auto found = known.find(typestr);
   return found == known.end() ? DType::none : found->second;
 }

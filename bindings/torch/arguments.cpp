@@ -97,7 +97,7 @@ bool is_dense(const at::Tensor& tensor) {
 }
 
 at::Tensor dense_room(const at::Tensor& tensor) {
-  return at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.scalar_type()).device(at::kCPU));
+  return at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.scalar_type()).device(tensor.device()));
 }
 
 at::Tensor dense_copy(const at::Tensor& tensor) { return dense_room(tensor).copy_(tensor); }
@@ -139,8 +139,15 @@ void Call::check(const at::Tensor& tensor) {
   require(tensor.defined(), "a tensor is undefined");
   require(tensor.layout() == at::kStrided && !tensor.is_nested(), "tensors must be dense, not ",
           tensor.is_nested() ? c10::str("nested") : c10::str(tensor.layout()));
-  require(tensor.device().is_cpu(), "tensors must be on the CPU, but one is on ", tensor.device(),
-          "; call .cpu() on it");
+  const c10::Device device = tensor.device();
+  if (C10_UNLIKELY(device_ != device)) {
+    require(device.is_cpu() || device.is_cuda(), "tensors must be on the CPU or on a CUDA device, but one is on ",
+            device, "; call .cpu() on it");
+    require(!device_.has_value(), "all tensors must be on the same device, but one is on ", device, " and another on ",
+            device_.value_or(device));
+    device_ = device;
+    request_.place = device.is_cpu() ? 0 : 1 + static_cast<uint32_t>(device.index());
+  }
   const at::ScalarType type = tensor.scalar_type();
   if (C10_LIKELY(type_ == type)) return;
   require(!type_.has_value(), "all tensors must have the same dtype, but one has ",
@@ -180,7 +187,7 @@ void Call::reads(const at::Tensor& tensor) {
   check(tensor);
   if (C10_LIKELY(is_dense(tensor))) {
     operands_.input.push_back(segment(tensor, false));
-    if (keep_) operands_.held.push_back(tensor);
+    if (keep_ || request_.place) operands_.held.push_back(tensor);
   } else {
     const at::AutoDispatchBelowADInplaceOrView raw;
     operands_.held.push_back(dense_copy(tensor));
@@ -192,8 +199,10 @@ void Call::writes(const at::Tensor& tensor) {
   check(tensor);
   if (C10_LIKELY(is_dense(tensor))) {
     operands_.output.push_back(segment(tensor, true));
-    if (keep_) operands_.held.push_back(tensor);
+    if (keep_ || request_.place) operands_.held.push_back(tensor);
   } else {
+    // A copy back would have to find a stream of its own when nobody waits.
+    require(!request_.place, "an output on a CUDA device must be contiguous; call .contiguous() on it");
     require(at::has_internal_overlap(tensor) != at::MemOverlap::Yes && !tensor._is_zerotensor(),
             "an output is an expanded tensor, whose elements share memory; call .contiguous() on it");
     const at::AutoDispatchBelowADInplaceOrView raw;

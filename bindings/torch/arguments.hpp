@@ -67,6 +67,8 @@ class Call {
   int size() const noexcept { return size_; }
   bool root_here() const noexcept { return static_cast<int>(request_.root) == rank_; }
 
+  // Where the tensors lie: all in one place.
+  c10::Device device() const noexcept { return device_.value_or(c10::Device(c10::kCPU)); }
   Operands& operands() noexcept { return operands_; }
   // Points into this call; valid until the operands are moved.
   sc_request request() const noexcept;
@@ -79,6 +81,7 @@ class Call {
   int rank_, size_;
   bool keep_;
   std::optional<at::ScalarType> type_;
+  std::optional<c10::Device> device_;
   uint64_t units_ = 1;  // elements of the engine's dtype in one of torch's
   sc_request request_{};
   Operands operands_;

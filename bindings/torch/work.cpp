@@ -5,6 +5,7 @@
 #include <exception>
 
 #include "error.hpp"
+#include "stream.hpp"
 
 namespace securecoll::binding {
 namespace {
@@ -13,8 +14,10 @@ int64_t nanoseconds(std::chrono::milliseconds timeout) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(timeout).count();
 }
 
-c10::intrusive_ptr<c10::ivalue::Future> new_future() {
-  return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors());
+c10::intrusive_ptr<c10::ivalue::Future> new_future(c10::Device device) {
+  std::vector<c10::Device> devices;
+  if (!device.is_cpu()) devices.push_back(device);
+  return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::ofTensors(), std::move(devices));
 }
 
 }  // namespace
@@ -33,6 +36,11 @@ Work::~Work() {
 }
 
 void Work::run(Call& call) {
+  if (!call.device().is_cpu()) {
+    start(std::move(call));
+    wait(kNoTimeout);
+    return;
+  }
   const WithoutGil unlocked;
   sc_request request = call.request();
   request.blocking = 1;
@@ -55,6 +63,8 @@ void Work::run(Call& call) {
 void Work::start(Call&& call) {
   const WithoutGil unlocked;
   sc_request request = call.request();
+  device_ = call.device();
+  if (!device_.is_cpu()) request.stream = current_stream(device_);
   operands_ = std::move(call.operands());
   request.input = operands_.input.data();
   request.output = operands_.output.data();
@@ -118,18 +128,31 @@ void Work::settle(const sc_error* error) {
   finish(failure);
 }
 
+void Work::throw_not_done(std::chrono::milliseconds timeout) const {
+  throw Error(ErrorKind::timeout, c10::str("rank ", rank_, ": ", c10d::opTypeToString(opType_), " with sequence ",
+                                           sequence_, " is not done after wait(timeout) of ", timeout.count(),
+                                           " ms; it stays in flight under the group's own timeout"));
+}
+
 bool Work::wait(std::chrono::milliseconds timeout) {
   const WithoutGil unlocked;
+  const int64_t limit = timeout > kNoTimeout ? nanoseconds(timeout) : -1;
+  if (!device_.is_cpu()) {
+    if (!isCompleted()) group_->check_process();
+    sc_operation* operation = operation_.load(std::memory_order_acquire);
+    sc_error error;
+    const int outcome = engine().wait_handed(operation, limit, &error);
+    if (outcome == 0) throw_not_done(timeout);
+    if (outcome < 0 || engine().resume(operation, current_stream(device_), &error) < 0) {
+      throw Error(error);  // the completion thread makes the work final
+    }
+    return true;
+  }
   if (!isCompleted()) {
     group_->check_process();
     sc_error error;
-    const int outcome = engine().wait(operation_.load(std::memory_order_acquire),
-                                      timeout > kNoTimeout ? nanoseconds(timeout) : -1, &error);
-    if (outcome == 0) {
-      throw Error(ErrorKind::timeout, c10::str("rank ", rank_, ": ", c10d::opTypeToString(opType_), " with sequence ",
-                                               sequence_, " is not done after wait(timeout) of ", timeout.count(),
-                                               " ms; it stays in flight under the group's own timeout"));
-    }
+    const int outcome = engine().wait(operation_.load(std::memory_order_acquire), limit, &error);
+    if (outcome == 0) throw_not_done(timeout);
     settle(outcome < 0 ? &error : nullptr);
   }
   if (const auto failure = exception()) std::rethrow_exception(failure);
@@ -139,7 +162,7 @@ bool Work::wait(std::chrono::milliseconds timeout) {
 c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
   const std::lock_guard lock(mutex_);
   if (!future_) {
-    future_ = new_future();
+    future_ = new_future(device_);
     if (completed_ && exception_) future_->setError(exception_);
     if (completed_ && !exception_) future_->markCompleted(outputs_);
   }

@@ -17,11 +17,14 @@ class Work final : public c10d::Work {
   Work(std::shared_ptr<Group> group, int rank, c10d::OpType type, const char* title, std::vector<at::Tensor> outputs);
   ~Work() override;
 
-  // Runs the call in this thread and returns when it is final. Throws its error.
+  // Runs the call in this thread and returns when it is final, or, on a CUDA device, when all of it was handed to the
+  // device and the current stream goes on behind it. Throws its error.
   void run(Call& call);
   // Starts the call; its operands stay alive until it is final. Throws when it is refused.
   void start(Call&& call);
 
+  // On a CUDA device, as run() does: the work is final later, when the device is done. Any number of streams can be
+  // made to wait so.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   std::vector<at::Tensor> result() override { return outputs_; }
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
@@ -37,12 +40,14 @@ class Work final : public c10d::Work {
   // Makes the work final once the operation is: copies staged outputs back, then wakes all. The first caller does it,
   // others wait for that; so neither a waiter nor the completion thread depends on the other being scheduled.
   void settle(const sc_error* error);
+  [[noreturn]] void throw_not_done(std::chrono::milliseconds timeout) const;
 
   std::shared_ptr<Group> group_;
   std::vector<at::Tensor> outputs_;
   Operands operands_;
   std::atomic<sc_operation*> operation_{nullptr};
   std::atomic<bool> claimed_{false};
+  c10::Device device_{c10::kCPU};
   uint64_t sequence_ = 0;
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // made when first asked for; guarded by mutex_
   Work* next_ = nullptr;                            // in the completion thread's queue
