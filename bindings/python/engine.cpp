@@ -480,6 +480,7 @@ class PyCommunicator {
         cuda::DeviceMemoryOptions options;
         options.slot_bytes = slot_bytes;
         options.mapped = nb::cast<bool>(made.attr("mapped"));
+        options.copies_block = nb::cast<bool>(made.attr("copies_block"));
         if (segment) options.ranges = segment->ranges();
         const auto device = nb::cast<PyDevice&>(made.attr("engine")).device;
         std::unique_ptr<Memory> memory;

@@ -1,11 +1,15 @@
 #include "cuda/device_memory.hpp"
 
 #include <algorithm>
+#include <atomic>
+#include <condition_variable>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <stdexcept>
+#include <thread>
 #include <utility>
 
 #include "cuda/launch.hpp"
@@ -66,6 +70,76 @@ struct Range {
   bool overlaps(const Range& o) const { return at < o.at + o.bytes && o.at < at + bytes && bytes && o.bytes; }
 };
 
+// Where a call that copies returns when the copy is done, as in confidential mode, each queue has a thread that makes
+// its calls, in the order they were given: so neither queue, nor the caller, stands still while the other copies.
+class Worker {
+ public:
+  ~Worker() { join(); }
+  void start() {
+    thread_ = std::thread([this] { run(); });
+  }
+  bool started() const { return thread_.joinable(); }
+
+  // Returns how many calls were given, with this one.
+  uint64_t give(std::function<void()> call) {
+    std::lock_guard lock(mutex_);
+    calls_.push_back(std::move(call));
+    changed_.notify_all();
+    return ++given_;
+  }
+  uint64_t given() {
+    std::lock_guard lock(mutex_);
+    return given_;
+  }
+  // Returns when that many were made. From another thread than this worker's.
+  void wait_made(uint64_t count) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return made_ >= count; });
+  }
+  // From now on calls are dropped instead of made; returns when the one in progress is over.
+  void drop() {
+    {
+      std::lock_guard lock(mutex_);
+      dropping_ = true;
+    }
+    wait_made(given());
+  }
+  void join() {
+    if (!started()) return;
+    {
+      std::lock_guard lock(mutex_);
+      ending_ = true;
+      changed_.notify_all();
+    }
+    thread_.join();
+  }
+
+ private:
+  void run() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [&] { return !calls_.empty() || ending_; });
+      if (calls_.empty()) return;
+      std::function<void()> call = std::move(calls_.front());
+      calls_.pop_front();
+      const bool drop = dropping_;
+      lock.unlock();
+      if (!drop) call();
+      call = nullptr;  // lets go of buffers, which takes locks of its own
+      lock.lock();
+      made_++;
+      changed_.notify_all();
+    }
+  }
+
+  std::thread thread_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> calls_;
+  uint64_t given_ = 0, made_ = 0;
+  bool dropping_ = false, ending_ = false;
+};
+
 // A sealed record's way out.
 struct Departure {
   std::vector<uint8_t*> slots;  // to copy to; none: the kernel writes the slot itself
@@ -102,6 +176,7 @@ class DeviceMemory final : public Memory {
 
   ~DeviceMemory() override {
     if (generation_ != fork_generation()) return;  // the device works for the parent
+    for (Worker& w : workers_) w.join();
     const Current current(*device_);
     for (Device::Stream s : {send_, receive_, in_, out_, aside_}) device_->synchronize(s);
     tear_down();
@@ -152,7 +227,10 @@ class DeviceMemory final : public Memory {
 
   bool accepts(Queue queue) override {
     const Current current(*device_);
-    const auto room = [&] { return !outgoing_.empty() && (queue == Queue::send || !incoming_.empty()); };
+    const auto room = [&] {
+      std::lock_guard lock(pools_mutex_);
+      return !outgoing_.empty() && (queue == Queue::send || !incoming_.empty());
+    };
     if (room()) return true;
     for (unsigned c = 0; c < kChannels; c++) look(static_cast<Channel>(c));
     return room();
@@ -230,14 +308,17 @@ class DeviceMemory final : public Memory {
     launch_onward();
     Forwarded done;
     const Bounce bounce = take(incoming_);
-    check(device_->copy_in(address(bounce), f.from, f.bytes + kTagSize, in_));
-    const Moment read = moment(in_);
     done.opened.taken = issue(kTaken);
-    fly(kTaken, read, {});
-    wait(out_, read);
-    for (size_t i = 0; i < f.lanes; i++) check(device_->copy_out(f.to[i], address(bounce), f.bytes + kTagSize, out_));
     done.sent = issue(kSentOn);
-    fly(kSentOn, moment(out_), {bounce});
+    post(Queue::receive, [this, bounce, from = f.from, slots = std::vector<uint8_t*>(f.to, f.to + f.lanes),
+                          bytes = f.bytes + kTagSize, taken = issued_[kTaken], sent = issued_[kSentOn]] {
+      check(device_->copy_in(address(bounce), from, bytes, in_));
+      const Moment read = moment(in_);
+      fly(kTaken, taken, read, {});
+      wait(out_, read);
+      for (uint8_t* slot : slots) check(device_->copy_out(slot, address(bounce), bytes, out_));
+      fly(kSentOn, sent, moment(out_), {bounce});
+    });
     if (!f.record) return done;
     Opening o;
     o.record = record_of(*f.record, f.bytes);
@@ -257,14 +338,17 @@ class DeviceMemory final : public Memory {
     launch_pending(queue);
     ReduceArgs args{address(task.out), address(task.a), address(task.b), task.count, reduction_of(task)};
     const uint64_t ctas = std::clamp<uint64_t>(task.count / 4096, 1, options_.ctas);
-    launch(reduce_kernel_, static_cast<uint32_t>(ctas), 0, &args, sizeof args, stream_of(queue));
+    post(queue, [this, queue, args, ctas] {
+      launch(reduce_kernel_, static_cast<uint32_t>(ctas), 0, &args, sizeof args, stream_of(queue));
+    });
   }
 
   void copy(Queue queue, void* to, const void* from, size_t bytes) override {
     const Current current(*device_);
     launch_pending(queue);
-    check(device_->copy(address(to), address(from), bytes, stream_of(queue)));
-    busy_[static_cast<unsigned>(queue)] = true;
+    post(queue, [this, queue, to, from, bytes] {
+      check(device_->copy(address(to), address(from), bytes, stream_of(queue)));
+    });
   }
 
   void zero(void* at, size_t bytes) noexcept override {
@@ -289,17 +373,22 @@ class DeviceMemory final : public Memory {
   void begin(void* mark) override {
     const Current current(*device_);
     if (!mark) return;
-    wait(send_, static_cast<Mark*>(mark)->moment);
-    wait(receive_, static_cast<Mark*>(mark)->moment);
+    for (const Queue queue : {Queue::send, Queue::receive})
+      post(queue, [this, queue, ready = static_cast<Mark*>(mark)->moment] { wait(stream_of(queue), ready); });
   }
 
   void follow(Queue queue) override {
     const Current current(*device_);
     const Queue other = queue == Queue::send ? Queue::receive : Queue::send;
     launch_pending(other);
-    if (!busy_[static_cast<unsigned>(other)]) return;  // it did nothing since the last look
-    wait(stream_of(queue), moment(stream_of(other)));
-    busy_[static_cast<unsigned>(other)] = false;
+    bool& busy = busy_[static_cast<unsigned>(other)];
+    if (!busy) return;  // it was given nothing since it was followed last
+    busy = false;
+    Worker& others = workers_[static_cast<unsigned>(other)];
+    post(queue, [this, queue, other, &others, given = others.given()] {
+      if (others.started()) others.wait_made(given);
+      wait(stream_of(queue), moment(stream_of(other)));
+    });
   }
 
   void flush() override {
@@ -310,6 +399,7 @@ class DeviceMemory final : public Memory {
 
   Settled settled(Ticket ticket) override {
     const Current current(*device_);
+    check_workers();
     const auto channel = static_cast<Channel>((ticket >> kChannelShift) - 1);
     const uint64_t number = ticket & ((uint64_t{1} << kChannelShift) - 1);
     if (settled_[channel] < number) look(channel);
@@ -320,13 +410,23 @@ class DeviceMemory final : public Memory {
   Ticket finish(void** end) override {
     const Current current(*device_);
     flush();
-    wait(receive_, moment(send_));
-    busy_[0] = busy_[1] = true;
-    const Moment last = moment(receive_);
+    busy_[0] = true;
+    follow(Queue::receive);
     const Ticket ticket = issue(kEnd);
-    fly(kEnd, last, {});
-    if (end) *end = new Mark{last};
+    auto* mark = new Mark;
+    *end = mark;
+    post(Queue::receive, [this, mark, number = issued_[kEnd]] {
+      mark->moment = moment(receive_);
+      fly(kEnd, number, mark->moment, {});
+    });
     return ticket;
+  }
+
+  bool given(Ticket end) override {
+    check_workers();
+    const uint64_t number = end & ((uint64_t{1} << kChannelShift) - 1);
+    std::lock_guard lock(flights_mutex_);
+    return settled_[kEnd] >= number || (!flights_[kEnd].empty() && flights_[kEnd].back().upto >= number);
   }
 
   void resume(void* end, void* stream) override {
@@ -344,6 +444,8 @@ class DeviceMemory final : public Memory {
     const Status stopped{1, 0, {}};
     std::memcpy(snapshots_ + kSnapshots, &stopped, sizeof stopped);
     device_->copy_in(status_, snapshots_ + kSnapshots, sizeof stopped, aside_);
+    for (Worker& w : workers_)
+      if (w.started()) w.drop();
     for (Device::Stream s : {aside_, in_, receive_, send_, out_}) device_->synchronize(s);
   }
 
@@ -420,6 +522,8 @@ class DeviceMemory final : public Memory {
     expand_on_device(wrapping_there_, 0, nonce, 32);
 
     if (options_.mapped) map_slots();
+    if (options_.copies_block)
+      for (Worker& w : workers_) w.start();
   }
 
   void map_slots() {
@@ -493,15 +597,18 @@ class DeviceMemory final : public Memory {
 
   Ticket issue(Channel channel) { return (Ticket{channel} + 1) << kChannelShift | ++issued_[channel]; }
 
-  // All that was issued on the channel settles at that moment.
-  void fly(Channel channel, const Moment& at, std::vector<Bounce> keep, uint32_t snapshot = 0) {
-    flights_[channel].push_back({issued_[channel], at, std::move(keep), snapshot});
+  // What was issued on the channel, up to that number, settles at that moment.
+  void fly(Channel channel, uint64_t upto, const Moment& at, std::vector<Bounce> keep, uint32_t snapshot = 0) {
+    std::lock_guard lock(flights_mutex_);
+    flights_[channel].push_back({upto, at, std::move(keep), snapshot});
   }
 
   void look(Channel channel) {
     auto& flights = flights_[channel];
-    for (; !flights.empty(); flights.pop_front()) {
-      const Flight& f = flights.front();
+    std::vector<Flight> landed;  // let go of without the lock
+    std::lock_guard lock(flights_mutex_);
+    while (!flights.empty()) {
+      Flight& f = flights.front();
       const Device::State state = device_->query(f.moment.get());
       check(state != Device::State::failed);
       if (state == Device::State::pending) return;
@@ -512,7 +619,33 @@ class DeviceMemory final : public Memory {
           refused_from_ = status.first && status.first - 1 <= f.upto ? std::max<uint64_t>(status.first - 1, 1) : 1;
       }
       settled_[channel] = f.upto;
+      landed.push_back(std::move(f));
+      flights.pop_front();
     }
+  }
+
+  // Makes calls on the device: at once, or in the queue's own thread.
+  void post(Queue queue, std::function<void()> calls) {
+    busy_[static_cast<unsigned>(queue)] = true;
+    Worker& worker = workers_[static_cast<unsigned>(queue)];
+    if (!worker.started()) {
+      calls();
+      return;
+    }
+    check_workers();
+    worker.give([this, calls = std::move(calls)] {
+      const Current current(*device_);
+      try {
+        calls();
+      } catch (const std::exception& e) {
+        std::lock_guard lock(flights_mutex_);
+        if (worker_failed_.empty()) worker_failed_ = e.what();
+      }
+    });
+  }
+  void check_workers() {
+    std::lock_guard lock(flights_mutex_);
+    if (!worker_failed_.empty()) throw std::runtime_error(worker_failed_);
   }
 
   Moment moment(Device::Stream stream) {
@@ -536,10 +669,14 @@ class DeviceMemory final : public Memory {
   void wait(Device::Stream stream, const Moment& m) { check(device_->wait(stream, m.get())); }
 
   Bounce take(std::vector<Address>& pool) {
+    std::lock_guard lock(pools_mutex_);
     if (pool.empty()) throw std::logic_error("a record was given that was not accepted");
     const Address at = pool.back();
     pool.pop_back();
-    return Bounce(reinterpret_cast<void*>(at), [&pool](void* p) { pool.push_back(address(p)); });
+    return Bounce(reinterpret_cast<void*>(at), [this, &pool](void* p) {
+      std::lock_guard lock(pools_mutex_);
+      pool.push_back(address(p));
+    });
   }
 
   Address mapped(const uint8_t* slot) const {
@@ -587,7 +724,9 @@ class DeviceMemory final : public Memory {
       o.record.copy = address(o.bounce);
     } else {
       o.record.input = address(o.bounce);
-      check(device_->copy_in(address(o.bounce), slot, o.record.bytes + kTagSize, in_));
+      post(Queue::receive, [this, bounce = o.bounce, slot, bytes = o.record.bytes + kTagSize] {
+        check(device_->copy_in(address(bounce), slot, bytes, in_));
+      });
     }
     opened.taken = issue(kTaken);
     opened.verdict = issue(kVerdict);
@@ -618,8 +757,6 @@ class DeviceMemory final : public Memory {
   void launch(Device::Function f, uint32_t grid, uint32_t shared, const void* args, size_t bytes,
               Device::Stream stream) {
     check(device_->launch(f, grid, kThreads, shared, args, bytes, stream));
-    busy_[0] |= stream == send_;
-    busy_[1] |= stream == receive_;
   }
 
   uint32_t parts_for(uint32_t most_bytes, size_t records) const {
@@ -646,25 +783,27 @@ class DeviceMemory final : public Memory {
     }
     batch.clear();
     args.parts = parts_for(most, args.records);
-    launch(seal_kernel_, args.records * args.parts, kSharedBytes, &args, sizeof args, stream_of(queue));
-    depart(std::move(departures), stream_of(queue), channel);
+    post(queue, [this, queue, channel, args, departures = std::move(departures), upto = issued_[channel]] {
+      launch(seal_kernel_, args.records * args.parts, kSharedBytes, &args, sizeof args, stream_of(queue));
+      depart(departures, stream_of(queue), channel, upto);
+    });
   }
 
   // What the stream's last kernel sealed goes to its slots.
-  void depart(std::vector<Departure> departures, Device::Stream stream, Channel channel) {
+  void depart(const std::vector<Departure>& departures, Device::Stream stream, Channel channel, uint64_t upto) {
     Moment done = moment(stream);
     std::vector<Bounce> keep;
     bool copies = false;
     for (const Departure& d : departures) copies |= !d.slots.empty();
     if (copies) {
       wait(out_, done);
-      for (Departure& d : departures) {
+      for (const Departure& d : departures) {
         for (uint8_t* slot : d.slots) check(device_->copy_out(slot, address(d.bounce), d.bytes, out_));
-        keep.push_back(std::move(d.bounce));
+        keep.push_back(d.bounce);
       }
       done = moment(out_);
     }
-    fly(channel, done, std::move(keep));
+    fly(channel, upto, done, std::move(keep));
   }
 
   void launch_opens() {
@@ -698,28 +837,30 @@ class DeviceMemory final : public Memory {
       keep.push_back(std::move(o.bounce));
     }
     const uint64_t partials = partials_[static_cast<unsigned>(Queue::receive)];
-    Moment taken = moment(in_);
-    wait(receive_, taken);
     verify.status = commit.status = reseal.status = status_;
     verify.partials = commit.partials = reseal.partials = partials;
     verify.records = count;
     verify.parts = parts_for(most, count);
     commit.reduction = reseal.reduction = batch[0].reduction;
-    launch(verify_kernel_, count * verify.parts, kSharedBytes, &verify, sizeof verify, receive_);
-    if (any_mapped) taken = moment(receive_);
-    fly(kTaken, taken, {});
-    if (commit.records) {
-      commit.parts = parts_for(most_committed, commit.records);
-      launch(commit_kernel_, commit.records * commit.parts, kSharedBytes, &commit, sizeof commit, receive_);
-    }
-    if (reseal.records) {
-      reseal.parts = parts_for(most_resealed, reseal.records);
-      launch(reseal_kernel_, reseal.records * reseal.parts, kSharedBytes, &reseal, sizeof reseal, receive_);
-      depart(std::move(departures), receive_, kSentOn);
-    }
-    const uint32_t snapshot = snapshot_++ % kSnapshots;
-    check(device_->copy_out(snapshots_ + snapshot, status_, sizeof(Status), receive_));
-    fly(kVerdict, moment(receive_), std::move(keep), snapshot);
+    if (commit.records) commit.parts = parts_for(most_committed, commit.records);
+    if (reseal.records) reseal.parts = parts_for(most_resealed, reseal.records);
+    post(Queue::receive, [this, verify, commit, reseal, any_mapped, departures = std::move(departures),
+                          keep = std::move(keep), snapshot = snapshot_++ % kSnapshots, upto_taken = issued_[kTaken],
+                          upto_sent = issued_[kSentOn], upto_verdict = issued_[kVerdict]] {
+      Moment taken = moment(in_);
+      wait(receive_, taken);
+      launch(verify_kernel_, verify.records * verify.parts, kSharedBytes, &verify, sizeof verify, receive_);
+      if (any_mapped) taken = moment(receive_);
+      fly(kTaken, upto_taken, taken, {});
+      if (commit.records)
+        launch(commit_kernel_, commit.records * commit.parts, kSharedBytes, &commit, sizeof commit, receive_);
+      if (reseal.records) {
+        launch(reseal_kernel_, reseal.records * reseal.parts, kSharedBytes, &reseal, sizeof reseal, receive_);
+        depart(departures, receive_, kSentOn, upto_sent);
+      }
+      check(device_->copy_out(snapshots_ + snapshot, status_, sizeof(Status), receive_));
+      fly(kVerdict, upto_verdict, moment(receive_), keep, snapshot);
+    });
   }
 
   const std::shared_ptr<Device> device_;
@@ -748,9 +889,15 @@ class DeviceMemory final : public Memory {
   uint32_t resealed_ = 0;
   bool busy_[2] = {false, false};  // by queue: since the other last followed it
 
-  uint64_t issued_[kChannels] = {}, settled_[kChannels] = {};
+  uint64_t issued_[kChannels] = {};
+  std::mutex pools_mutex_;    // incoming_, outgoing_
+  std::mutex flights_mutex_;  // what follows
+  uint64_t settled_[kChannels] = {};
   std::deque<Flight> flights_[kChannels];
   uint64_t refused_from_ = UINT64_MAX;
+  std::string worker_failed_;
+
+  Worker workers_[2];  // by queue; last, so that nothing they touch goes before them
 };
 
 }  // namespace

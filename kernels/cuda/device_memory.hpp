@@ -26,6 +26,7 @@ struct DeviceMemoryOptions {
   uint32_t on_their_way = 32;          // records at most, each way
   uint32_t ctas = 32;                  // of one launch, at most
   bool mapped = true;                  // where the device can
+  bool copies_block = false;           // calls that copy return when the copy is done
   std::vector<Segment::Range> ranges;  // where slots lie
 };
 

@@ -409,10 +409,10 @@ Executor::Progress Executor::progress(Operation& op) {
     if (!handed_) {
       op.last = op.memory->finish(&op.end);
       handed_ = true;
-      if (op.last != kNow) {
-        op.handed.store(1, std::memory_order_seq_cst);
-        if (op.waiters.load(std::memory_order_seq_cst)) wake_all(&op.handed);
-      }
+    }
+    if (op.last != kNow && !op.handed.load(std::memory_order_relaxed) && op.memory->given(op.last)) {
+      op.handed.store(1, std::memory_order_seq_cst);
+      if (op.waiters.load(std::memory_order_seq_cst)) wake_all(&op.handed);
     }
     if (sending_.empty() && taking_.empty() && verdicts_.empty() &&
         (op.last == kNow || op.memory->settled(op.last) == Settled::good)) {

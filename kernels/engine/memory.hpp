@@ -114,6 +114,8 @@ class Memory {
   virtual Settled settled(Ticket) { return Settled::good; }
   // Everything given so far, on both queues. `end`, when not null, becomes a mark of that point, for release_mark.
   virtual Ticket finish(void** /*end*/) { return kNow; }
+  // Whether all of it was really handed over, and `end` holds.
+  virtual bool given(Ticket) { return true; }
   // The caller's stream goes on only after `end`, and only if everything verified.
   virtual void resume(void* /*end*/, void* /*stream*/) {}
   virtual void release_mark(void*) noexcept {}

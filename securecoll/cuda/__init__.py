@@ -31,6 +31,9 @@ class Device:
     engine: _engine.Device
     mapped: bool
     """Whether kernels may write and read slots in host memory themselves, where registering it works."""
+    copies_block: bool = False
+    """Whether calls that copy return when the copy is done, as in confidential mode: then each direction gets a thread
+    that makes them."""
     module: Module | None = field(default=None, repr=False)
     """What holds the kernels."""
 
@@ -49,17 +52,18 @@ def device(ordinal: int) -> Device:
         if ordinal not in _devices:
             module = load(ordinal)
             engine = _engine.Device.cuda(ordinal, module.functions)
-            # In confidential mode only copy engines reach host memory.
-            _devices[ordinal] = Device(engine, confidential() is Confidential.OFF, module)
+            # In confidential mode only copy engines reach host memory, and copies block the caller.
+            off = confidential() is Confidential.OFF
+            _devices[ordinal] = Device(engine, mapped=off, copies_block=not off, module=module)
         return _devices[ordinal]
 
 
-def emulated(library: str, options: str = "", *, mapped: bool = True) -> Device:
+def emulated(library: str, options: str = "", *, mapped: bool = True, copies_block: bool = False) -> Device:
     """A device that this machine's CPU plays, for tests and for trying scripts: ``make emulator`` builds its library.
 
     Options are words like ``seed=7`` or ``order=random``; ``docs/gpu.md`` lists them. Slow, and as exact as a GPU.
     """
-    return Device(_engine.Device.emulated(library, options), mapped)
+    return Device(_engine.Device.emulated(library, options), mapped, copies_block)
 
 
 def source(given: Device | None) -> Callable[[int], Device]:

@@ -9,17 +9,24 @@ from securecoll import cuda
 from tests.cuda import arrays
 
 
-def _device(library: str, options: str, mapped: bool, only: Collection[int] | None, rank: int) -> cuda.Device | None:
+def _device(
+    library: str, options: str, mapped: bool, copies_block: bool, only: Collection[int] | None, rank: int
+) -> cuda.Device | None:
     if only is not None and rank not in only:
         return None
-    return cuda.emulated(library, f"seed={rank + 1} {options}", mapped=mapped)
+    options = f"seed={rank + 1} blocking_copies={int(copies_block)} {options}"
+    return cuda.emulated(library, options, mapped=mapped, copies_block=copies_block)
 
 
 def devices(
-    options: str = "", mapped: bool = False, only: Collection[int] | None = None, mode: str = "plain"
+    options: str = "",
+    mapped: bool = False,
+    copies_block: bool = False,
+    only: Collection[int] | None = None,
+    mode: str = "plain",
 ) -> Callable[[int], cuda.Device | None]:
     """For ``device`` of :func:`tests.groups.group`: a device for each rank, or for ``only`` some.
 
     The kernels are built here, once, and not by each rank.
     """
-    return functools.partial(_device, arrays.library(mode), options, mapped, only)
+    return functools.partial(_device, arrays.library(mode), options, mapped, copies_block, only)

@@ -87,7 +87,7 @@ WAYS = {
     "staged": {"mapped": False},
     "mapped": {"mapped": True},
     "only the receiver on a device": {"only": (1,)},
-    "copies block": {"options": "blocking_copies=1 mappable=0"},
+    "copies block": {"copies_block": True, "options": "mappable=0"},
 }
 
 
@@ -128,4 +128,3 @@ def test_no_sum_that_the_host_had_a_hand_in_is_sealed_onward(tmp_path: Path, map
             assert got["consumed"] <= {-1.0, 0.0, float(got["right"])}, got
     assert results[2]["later"] == "AuthenticationError"
     assert all(got["later"] in ("AuthenticationError", "PeerLostError") for got in results)
-

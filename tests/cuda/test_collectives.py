@@ -24,7 +24,7 @@ MODES = {
     "staged": {"mapped": False},
     "mapped": {"mapped": True},
     "not mappable": {"mapped": True, "options": "mappable=0"},
-    "copies block": {"mapped": False, "options": "blocking_copies=1 mappable=0"},
+    "copies block": {"copies_block": True, "options": "mappable=0"},
     "mixed": {"only": (0, 2)},
 }
 

@@ -50,10 +50,14 @@ def _between_copies(comm: Communicator, rounds: int, in_place: bool, async_op: b
 
 
 @pytest.mark.parametrize("async_op", [False, True])
-@pytest.mark.parametrize(("mapped", "in_place"), [(False, True), (False, False), (True, False)])
+@pytest.mark.parametrize(
+    ("how", "in_place"),
+    [({}, True), ({}, False), ({"mapped": True}, False), ({"copies_block": True}, True)],
+    ids=["staged", "staged out of place", "mapped", "copies block"],
+)
 @pytest.mark.parametrize("size", [1, 3])
 def test_calls_come_after_the_stream_and_the_stream_goes_on_behind_them(
-    tmp_path: Path, size: int, mapped: bool, in_place: bool, async_op: bool
+    tmp_path: Path, size: int, how: dict[str, bool], in_place: bool, async_op: bool
 ) -> None:
     run(
         size,
@@ -63,7 +67,7 @@ def test_calls_come_after_the_stream_and_the_stream_goes_on_behind_them(
         in_place,
         async_op,
         shape=SMALL,
-        device=devices("latency=300", mapped=mapped),
+        device=devices("latency=300", **how),
         timeout=60.0,
     )
 
