@@ -1,0 +1,3 @@
+// As probes.cu, with the GHASH that needs no tensor cores.
+#define SECURECOLL_PORTABLE_GHASH
+#include "probes.cu"
