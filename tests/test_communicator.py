@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import pickle
+import time
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def _data(rank: int, count: int, dtype: Any, salt: int = 0) -> Any:
 
 
 def every_collective(comm: Communicator, counts: tuple[int, ...] = COUNTS) -> int:
-    """Checks every collective and algorithm against NumPy, in and out of place; returns how many results it checked."""
+    """Checks every collective and algorithm against NumPy, in and out of place. How many results it checked."""
     n, me = comm.size, comm.rank
     checks = 0
 
@@ -306,16 +307,85 @@ def test_keys_step_before_their_budget_is_used_up(tmp_path: Path) -> None:
     assert epochs[0][-1] >= 2
 
 
-def _too_much(comm: Communicator) -> str:
-    with pytest.raises(securecoll.ConfigError) as caught:
-        comm.all_reduce(np.zeros(100_000, np.float32))
-    comm.barrier()  # nothing was sent, and the group still works
-    return str(caught.value)
+def _over_the_budget(comm: Communicator) -> tuple[int, int]:
+    n, me = comm.size, comm.rank
+    count = 30_011
+    everyone = [_data(r, count, np.float32) for r in range(n)]
+    bigs = [_data(r, count * n, np.float32) for r in range(n)]
+    total = np.sum(everyone, axis=0, dtype=np.float32)
+    part = slice(me * count, (me + 1) * count)
+
+    x = everyone[me].copy()
+    comm.all_reduce(x)
+    np.testing.assert_array_equal(x, total)
+    out = np.empty(count, np.float32)
+    comm.reduce_scatter(bigs[me], out)
+    np.testing.assert_array_equal(out, np.sum(bigs, axis=0, dtype=np.float32)[part])
+    whole = np.empty(count * n, np.float32)
+    comm.all_gather(everyone[me], whole)
+    np.testing.assert_array_equal(whole, np.concatenate(everyone))
+    x = everyone[me].copy()
+    comm.broadcast(x, 1)
+    np.testing.assert_array_equal(x, everyone[1])
+    out = np.full(count, -1, np.float32)
+    comm.reduce(everyone[me], out, root=1)
+    np.testing.assert_array_equal(out, total if me == 1 else np.full(count, -1, np.float32))
+    whole = np.empty(count * n, np.float32)
+    comm.gather(everyone[me], whole if me == 0 else None, 0)
+    if me == 0:
+        np.testing.assert_array_equal(whole, np.concatenate(everyone))
+    out = np.empty(count, np.float32)
+    comm.scatter(bigs[me] if me == 1 else None, out, 1)
+    np.testing.assert_array_equal(out, bigs[1][part])
+
+    counts = [count + 7 * r if r != 1 else 0 for r in range(n)]
+    parts = [_data(r, c, np.float32, 3) for r, c in enumerate(counts)]
+    ragged = np.empty(sum(counts), np.float32)
+    comm.all_gather(parts[me], ragged, counts=counts)
+    np.testing.assert_array_equal(ragged, np.concatenate(parts))
+
+    works = [comm.all_reduce(everyone[me].copy(), async_op=True) for _ in range(3)]
+    for work in works:
+        work.wait()
+    assert all(work.done() for work in works)
+    sequence, epoch = comm._engine.sequence, comm.epoch
+    with pytest.raises(securecoll.ConfigError, match="split it"):
+        comm.all_to_all(bigs[me], np.empty_like(bigs[me]))  # no rank knows all of its edges, so none can cut it alike
+    comm.barrier()
+    return sequence, epoch
 
 
-def test_a_call_over_the_budget_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_call_over_the_budget_takes_several_sequence_numbers(tmp_path: Path, size: int) -> None:
+    """Keys that may seal 48000 bytes, and calls of 120 KB and more: each is cut alike on all ranks, and keys step."""
     shape = securecoll.communicator.Shape(slot_bytes=4096, depth=4, wave=2, budget_blocks=3000)
-    assert all("split it" in text for text in run(2, tmp_path, _too_much, shape=shape))
+    results = run(size, tmp_path, _over_the_budget, shape=shape)
+    assert len(set(results)) == 1
+    sequence, epoch = results[0]
+    assert sequence > 2 * 11 and epoch > 11
+
+
+def _fails_between_pieces(comm: Communicator) -> tuple[str, bool]:
+    x = np.ones(100_000, np.float32)
+    if comm.rank == 1:
+        with pytest.raises(securecoll.SecureCollError):
+            comm.all_reduce(x, timeout=1.0)
+        return "", True
+    out = np.full(100_000, 7, np.float32)
+    work = comm.all_reduce(x, out, async_op=True)
+    while comm.stats().collectives < 2:  # some pieces have brought their sums already
+        time.sleep(0.001)
+    comm.abort("in the middle of a call")
+    with pytest.raises(securecoll.SecureCollError) as caught:
+        work.wait()
+    return str(caught.value), not out.any()
+
+
+def test_a_cut_call_that_fails_keeps_nothing(tmp_path: Path) -> None:
+    """Also what its first pieces had brought is zeroed."""
+    shape = securecoll.communicator.Shape(slot_bytes=4096, depth=4, wave=2, budget_blocks=100)
+    error, zeroed = run(2, tmp_path, _fails_between_pieces, shape=shape)[0]
+    assert "in the middle of a call" in error and zeroed
 
 
 def _many_sizes(comm: Communicator) -> None:

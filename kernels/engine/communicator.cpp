@@ -5,10 +5,12 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <optional>
 #include <thread>
 
 #include "engine/clock.hpp"
 #include "engine/fork.hpp"
+#include "engine/pieces.hpp"
 #include "engine/pool.hpp"
 
 namespace securecoll {
@@ -258,12 +260,86 @@ Operation* Communicator::submit(const sc_request& request, uint8_t algorithm) {
   if (state_ != State::active) raise();
   auto prepared = prepare(lock, r, algorithm);
   if (state_ != State::active) raise();
-  if (sequence_ >= kLastSequence)
+  std::vector<std::shared_ptr<const Prepared>> plans;
+  std::optional<Pieces> pieces;
+  if (prepared->plan.blocks > options_.budget_blocks) {
+    // More than a key may seal: several sequence numbers, with steps of the epoch between them. All ranks cut alike.
+    for (uint64_t n = prepared->plan.blocks / options_.budget_blocks + 1; plans.empty(); n *= 2) {
+      pieces.emplace(r, options_.rank, options_.size, static_cast<uint32_t>(n));
+      for (uint32_t k = 0; k < n; k++) {
+        plans.push_back(prepare(lock, pieces->piece(k), algorithm));
+        if (plans.back()->plan.blocks <= options_.budget_blocks) continue;
+        plans.clear();
+        break;
+      }
+      if (plans.empty() && pieces->largest() <= 1)
+        throw EngineError(ErrorKind::config, here() + "one call may seal at most " +
+                                                 std::to_string(options_.budget_blocks * 16) +
+                                                 " bytes on a stream; split it");
+    }
+    if (state_ != State::active) raise();
+  }
+  if (sequence_ + std::max<size_t>(plans.size(), 1) > kLastSequence)
     throw EngineError(ErrorKind::config, here() + "sequence numbers have run out; make a new communicator");
-  if (prepared->plan.blocks > options_.budget_blocks)
-    throw EngineError(ErrorKind::config, here() + "one call may seal at most " +
-                                             std::to_string(options_.budget_blocks * 16) +
-                                             " bytes on a stream; split it");
+  const int64_t timeout = r.timeout_ns > 0 ? r.timeout_ns : timeout_ns_.load(std::memory_order_relaxed);
+  const int64_t deadline = now_ns() + timeout;
+
+  Operation* op = nullptr;
+  if (plans.empty()) {
+    op = enqueue(r, std::move(prepared), memory, deadline);
+    op->references.store(2, std::memory_order_relaxed);  // the queue's and the caller's
+    op->ready = std::exchange(ready.mark, nullptr);
+    op->done = r.done;
+    op->context = r.context;
+  } else {
+    op = take_operation();
+    describe(*op, r, memory, deadline);
+    op->references.store(2, std::memory_order_relaxed);  // the pieces' and the caller's
+    op->sequence = sequence_;
+    op->done = r.done;
+    op->context = r.context;
+    op->pieces.store(static_cast<uint32_t>(plans.size()), std::memory_order_relaxed);
+    for (uint32_t k = 0; k < plans.size(); k++) {
+      Operation* piece = enqueue(pieces->piece(k), std::move(plans[k]), memory, deadline);
+      piece->whole = op;
+      piece->ready = std::exchange(ready.mark, nullptr);
+      op->last_piece = piece;
+    }
+    op->last_piece->references.fetch_add(1);
+  }
+  lock.unlock();
+  // On a device the caller waits no longer than until all is handed over: what comes after is the pool's.
+  if (!r.blocking || r.place) pool::add(shared_from_this());
+  return op;
+}
+
+void Communicator::describe(Operation& op, const sc_request& r, Memory& memory, int64_t deadline) {
+  op.state.store(kInFlight, std::memory_order_relaxed);
+  op.error = Error{};
+  op.owner = shared_from_this();
+  op.call = Call{static_cast<Collective>(r.collective), static_cast<DType>(r.dtype), static_cast<RedOp>(r.redop),
+                 r.root, r.send_counts ? sum(r.send_counts, options_.size) : r.count};
+  op.send_counts.clear();
+  op.recv_counts.clear();
+  if (r.send_counts) op.send_counts.assign(r.send_counts, r.send_counts + options_.size);
+  if (r.recv_counts) op.recv_counts.assign(r.recv_counts, r.recv_counts + options_.size);
+  op.factor = r.factor;
+  op.memory = &memory;
+  op.ready = op.end = nullptr;
+  op.handed.store(0, std::memory_order_relaxed);
+  op.last = kNow;
+  op.buffers[0].assign(r.input, r.inputs);
+  op.buffers[1].assign(r.output, r.outputs);
+  op.deadline = deadline;
+  op.done = nullptr;
+  op.context = nullptr;
+  op.active = false;
+  op.pieces.store(0, std::memory_order_relaxed);
+  op.last_piece = op.whole = nullptr;
+}
+
+Operation* Communicator::enqueue(const sc_request& r, std::shared_ptr<const Prepared> prepared, Memory& memory,
+                                 int64_t deadline) {
   // Every rank counts alike, from what the call and its plan say, so all step to the next epoch before the same
   // sequence.
   if (epoch_blocks_ + prepared->plan.blocks > options_.budget_blocks) {
@@ -273,41 +349,17 @@ Operation* Communicator::submit(const sc_request& request, uint8_t algorithm) {
   epoch_blocks_ += prepared->plan.blocks;
 
   Operation* op = take_operation();
-  op->references.store(2, std::memory_order_relaxed);
-  op->state.store(kInFlight, std::memory_order_relaxed);
-  op->error = Error{};
-  op->owner = shared_from_this();
+  describe(*op, r, memory, deadline);
+  op->references.store(1, std::memory_order_relaxed);
   op->prepared = std::move(prepared);
-  op->call = Call{static_cast<Collective>(r.collective), static_cast<DType>(r.dtype), static_cast<RedOp>(r.redop),
-                  r.root, r.send_counts ? sum(r.send_counts, options_.size) : r.count};
-  op->send_counts.clear();
-  op->recv_counts.clear();
-  if (r.send_counts) op->send_counts.assign(r.send_counts, r.send_counts + options_.size);
-  if (r.recv_counts) op->recv_counts.assign(r.recv_counts, r.recv_counts + options_.size);
   op->sequence = sequence_++;
   op->epoch = epoch_;
-  op->factor = r.factor;
-  op->memory = &memory;
-  op->ready = std::exchange(ready.mark, nullptr);
-  op->end = nullptr;
-  op->handed.store(0, std::memory_order_relaxed);
-  op->last = kNow;
-  op->buffers[0].assign(r.input, r.inputs);
-  op->buffers[1].assign(r.output, r.outputs);
-  const int64_t timeout = r.timeout_ns > 0 ? r.timeout_ns : timeout_ns_.load(std::memory_order_relaxed);
-  op->deadline = now_ns() + timeout;
-  op->done = r.done;
-  op->context = r.context;
-  op->active = false;
   Past& past = history_[op->sequence % kHistory];
   past.sequence = op->sequence;
   past.call = op->call;
   past.send_counts = op->send_counts;
   past.recv_counts = op->recv_counts;
   queue_.push_back(op);
-  lock.unlock();
-  // On a device the caller waits no longer than until all is handed over: what comes after is the pool's.
-  if (!r.blocking || r.place) pool::add(shared_from_this());
   return op;
 }
 
@@ -317,6 +369,7 @@ void Communicator::release(Operation* op) {
   op->prepared.reset();
   for (void** mark : {&op->ready, &op->end})
     if (*mark) op->memory->release_mark(std::exchange(*mark, nullptr));
+  if (op->last_piece) release(std::exchange(op->last_piece, nullptr));
   std::lock_guard lock(owner->mutex_);
   if (owner->spare_.size() < kSpare)
     owner->spare_.push_back(op);
@@ -326,7 +379,8 @@ void Communicator::release(Operation* op) {
 
 void Communicator::resume(Operation& op, void* stream) {
   check_generation();
-  if (op.end) op.memory->resume(op.end, stream);
+  const Operation& last = op.last_piece ? *op.last_piece : op;
+  if (last.end) op.memory->resume(last.end, stream);
 }
 
 bool Communicator::wait(Operation& op, int64_t until, Until goal) {
@@ -493,6 +547,13 @@ bool Communicator::step() {
 
 void Communicator::complete(Operation* op, Error error) {
   const bool failed = static_cast<bool>(error);
+  if (Operation* whole = op->whole) {
+    if (failed && !whole->error) whole->error = error;
+    if (whole->pieces.fetch_sub(1) == 1) {
+      if (whole->error) zero_output(*whole);  // also what pieces before the failed one had brought
+      complete(whole, whole->error);
+    }
+  }
   op->error = std::move(error);
   op->state.store(failed ? kFailed : kDone, std::memory_order_seq_cst);
   if (op->waiters.load(std::memory_order_seq_cst)) {
@@ -501,6 +562,12 @@ void Communicator::complete(Operation* op, Error error) {
   }
   if (op->done) op->done(op->context, reinterpret_cast<sc_operation*>(op));
   release(op);
+}
+
+void Communicator::zero_output(const Operation& op) const {
+  // The root of a broadcast keeps what it had: nothing of it came from a peer.
+  if (op.call.collective == Collective::broadcast && op.call.root == options_.rank) return;
+  op.buffers[1].zero(*op.memory);
 }
 
 std::string Communicator::where(const Operation& op) const {
@@ -750,11 +817,7 @@ void Communicator::fail(Error error, int64_t listen_ns, uint32_t subject, uint64
   for (Stream& s : transport_.link_rx) s.erase();
   {
     std::lock_guard lock(mutex_);
-    for (Operation* op : queue_) {
-      // The root of a broadcast keeps what it had: nothing of it came from a peer.
-      const bool source = op->call.collective == Collective::broadcast && op->call.root == options_.rank;
-      if (!source) op->buffers[1].zero(*op->memory);
-    }
+    for (Operation* op : queue_) zero_output(*op);
   }
   for (uint32_t p = 0; p < options_.size; p++)
     if (control_[p]) control_[p]->send(about(ControlKind::notice, error_.kind, p, failed_sequence_));

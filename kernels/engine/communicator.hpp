@@ -104,6 +104,12 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::shared_ptr<const Prepared> prepare(std::unique_lock<std::mutex>& lock, const sc_request& request,
                                           uint8_t algorithm);
   Operation* take_operation();
+  // All but references, plan, sequence and epoch.
+  void describe(Operation& op, const sc_request& request, Memory& memory, int64_t deadline);
+  // mutex_ held: gives it its sequence number. The one reference is the queue's.
+  Operation* enqueue(const sc_request& request, std::shared_ptr<const Prepared> prepared, Memory& memory,
+                     int64_t deadline);
+  void zero_output(const Operation& op) const;
   // Nobody rings a bell when a device is done.
   int64_t recheck_ns() const { return executor_.outstanding() ? kRecheckNs / 40 : kRecheckNs; }
   bool step();          // progress_ held

@@ -411,8 +411,10 @@ Executor::Progress Executor::progress(Operation& op) {
       handed_ = true;
     }
     if (op.last != kNow && !op.handed.load(std::memory_order_relaxed) && op.memory->given(op.last)) {
+      Operation& call = op.whole && op.whole->last_piece == &op ? *op.whole : op;
       op.handed.store(1, std::memory_order_seq_cst);
-      if (op.waiters.load(std::memory_order_seq_cst)) wake_all(&op.handed);
+      call.handed.store(1, std::memory_order_seq_cst);
+      if (call.waiters.load(std::memory_order_seq_cst)) wake_all(&call.handed);
     }
     if (sending_.empty() && taking_.empty() && verdicts_.empty() &&
         (op.last == kNow || op.memory->settled(op.last) == Settled::good)) {

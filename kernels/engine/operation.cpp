@@ -55,6 +55,10 @@ void Buffer::scatter(Memory& memory, Queue queue, uint64_t offset, uint64_t leng
   });
 }
 
+void Buffer::segments(std::vector<sc_segment>& to, uint64_t offset, uint64_t length) const {
+  each(offset, length, [&](uint8_t* at, uint64_t n) { to.push_back({at, n}); });
+}
+
 void Buffer::zero(Memory& memory) const noexcept {
   for (const sc_segment& s : segments_) memory.zero(s.data, s.bytes);
 }

@@ -25,6 +25,8 @@ class Buffer {
   void gather(Memory& memory, Queue queue, uint64_t offset, uint64_t length, uint8_t* to) const;
   void scatter(Memory& memory, Queue queue, uint64_t offset, uint64_t length, const uint8_t* from) const;
   void zero(Memory& memory) const noexcept;
+  // Appends the segments that [offset, offset + length) lies in.
+  void segments(std::vector<sc_segment>& to, uint64_t offset, uint64_t length) const;
 
  private:
   template <class F>
@@ -138,6 +140,12 @@ struct Operation {
   Ticket last = kNow;
   bool timed = false, far = false;  // see store_choice.hpp
   int64_t worked_ns = 0;
+
+  // Of a call that was cut: how many pieces are not final, and the last one, which ends the call. A piece knows its
+  // whole.
+  std::atomic<uint32_t> pieces{0};
+  Operation* last_piece = nullptr;
+  Operation* whole = nullptr;
 
   bool final() const { return state.load(std::memory_order_acquire) != kInFlight; }
 };
