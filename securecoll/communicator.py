@@ -32,7 +32,7 @@ DEFAULT_TIMEOUT = 300.0
 _ALGORITHMS = ("", "one_shot", "direct", "ring")
 """By the number that the engine's plan cache knows them by; 0 leaves the choice to the tuner."""
 
-_uses: dict[tuple[bytes, tuple[int, ...]], int] = {}
+_uses: dict[tuple[bytes, bytes, tuple[int, ...]], int] = {}
 _uses_lock = threading.Lock()
 
 
@@ -78,13 +78,16 @@ class Communicator:
         session: handshake.Session,
         members: tuple[int, ...],
         device: cuda.Device | None,
+        child: _engine.Secret | None,
     ) -> None:
         """For :meth:`create`."""
         self._engine = engine
         self._device = device
         self._session_id = session.id
+        self._child = child
         self._rank, self._size = session.rank, session.size
         self._members = members
+        self._forgotten = False
 
     @classmethod
     def create(
@@ -98,6 +101,7 @@ class Communicator:
         shape: Shape | None = None,
         kernels: str | None = None,
         device: cuda.Device | None = None,
+        parent: Communicator | None = None,
     ) -> Communicator:
         """Joins a group; every member calls this.
 
@@ -110,6 +114,8 @@ class Communicator:
             shape: Sizes of lanes; None: the default for the size.
             kernels: AEAD kernels by name; None: the fastest this CPU has.
             device: Where arrays in device memory lie; None: the GPU that the first such array names.
+            parent: A communicator that all members belong to. They prove to each other that they do, in place of a
+                key: so the new group is theirs in this very session, and no other holder of the key can join it.
 
         Raises:
             ConfigError: for bad arguments or keys, or where shared memory is too small.
@@ -127,11 +133,12 @@ class Communicator:
         shape = shape or Shape.of(size)
         job_id = (job or settings.job).encode()
         policy = Policy()
-        source = _key_source(key)
-        psk = source.psk()
+        if parent is not None:
+            parent._check_child(group, key)
+        parent_id = bytes(32) if parent is None else parent.session_id
         deadline = time.monotonic() + timeout
         with _uses_lock:
-            use = _uses.get((job_id, group), 0)
+            use = _uses.get((job_id, parent_id, group), 0)
         params = handshake.group_params(
             policy_hash=policy.hash,
             ranks=group,
@@ -140,7 +147,9 @@ class Communicator:
             plan_table_hash=shape.hash,
             job_id=job_id,
             use=use,
+            parent=parent_id,
         )
+        psk = _key_source(key).psk() if parent is None else parent._child_key(params)
         segment = _engine.Segment(rank, size, shape.slot_bytes, shape.depth) if size > 1 else None
         try:
             session = handshake.establish(
@@ -173,10 +182,11 @@ class Communicator:
             if segment is not None:
                 segment.close()
             raise
-        # What no stream took over (roots of lanes that nothing uses yet) is not kept.
+        # What no stream took over (roots of lanes that nothing uses yet) is not kept, but for what children need.
+        child, session.child = session.child, None
         session.erase()
         with _uses_lock:
-            _uses[job_id, group] = use + 1
+            _uses[job_id, parent_id, group] = use + 1
         if settings.threads is not None:
             _engine.set_threads(settings.threads)
         log.info(
@@ -188,7 +198,7 @@ class Communicator:
             shape.depth,
             kernels or _engine.aead_names()[0],
         )
-        return cls(engine, session, group, device)
+        return cls(engine, session, group, device, child)
 
     @classmethod
     def from_mpi(
@@ -412,10 +422,36 @@ class Communicator:
     def abort(self, reason: str = "") -> None:
         """Fails what is in flight here and on the peers, and erases the keys. Returns at once."""
         self._engine.abort(reason or "abort() was called")
+        self._forget()
 
     def close(self) -> None:
         """Waits for what is in flight, erases the keys and gives back shared memory. May be called again."""
         self._engine.close()
+        self._forget()
+
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed or aborted here: then nothing can be made from it any more."""
+        return self._forgotten
+
+    def _forget(self) -> None:
+        self._forgotten = True
+        if self._child is not None:
+            self._child.erase()
+
+    def _check_child(self, members: tuple[int, ...], key: object) -> None:
+        """Raises :class:`ConfigError` where no child of these members can be made."""
+        if key is not None:
+            raise ConfigError(f"rank {self._rank}: a group with a parent takes no key: its members have the parent's")
+        strangers = sorted(set(members) - set(self._members))
+        if strangers:
+            raise ConfigError(f"rank {self._rank}: {strangers} are not members of the parent, {list(self._members)}")
+        if self._forgotten:
+            raise ConfigError(f"rank {self._rank}: the parent is closed; make the group from one that is not")
+
+    def _child_key(self, params: handshake.Params) -> _engine.Secret:
+        assert self._child is not None
+        return handshake.child_key(self._child, params.comm_id)
 
     def __enter__(self) -> Communicator:
         return self

@@ -614,9 +614,8 @@ class DeviceMemory final : public Memory {
       if (state == Device::State::pending) return;
       if (channel == kVerdict) {
         const Status& status = snapshots_[f.snapshot];
-        // The first of this flight that failed, or, if the status does not say, all of it.
-        if (status.failed && refused_from_ == UINT64_MAX)
-          refused_from_ = status.first && status.first - 1 <= f.upto ? std::max<uint64_t>(status.first - 1, 1) : 1;
+        // Opens are numbered as their verdicts are. Where none is named, the host stopped the device, and none counts.
+        if (status.failed && refused_from_ == UINT64_MAX) refused_from_ = status.first ? ~status.first : 1;
       }
       settled_[channel] = f.upto;
       landed.push_back(std::move(f));

@@ -42,9 +42,10 @@ class Module:
 
 
 def sources() -> Path:
-    """The folder of the kernels' sources: in the installed package, or in the repository that it is installed from."""
+    """The folder of the kernels' sources, ``cuda/securecoll.cu`` among them: in the installed package, or in the
+    repository that it is installed from."""
     installed = Path(__file__).with_name("kernels")
-    return installed if installed.is_dir() else Path(__file__).parents[2] / "kernels" / "cuda"
+    return installed if installed.is_dir() else Path(__file__).parents[2] / "kernels"
 
 
 def load(ordinal: int) -> Module:
@@ -73,16 +74,26 @@ def _load(cupy: Any, capability: int) -> Module:
         raise ConfigError(
             f"no kernels for compute capability {capability / 10:.1f}; {OLDEST / 10:.1f} (Ampere) is the oldest"
         )
-    folder = sources()
+    folder = sources() / "cuda"
     # A cubin runs on its own and on later minor versions of its major one.
     cubins = [folder / f"sm_{c}.cubin" for c in range(capability, capability // 10 * 10 - 1, -1)]
     cubin = next((path for path in cubins if path.exists()), None)
     if cubin is not None:
-        module, origin = cupy.RawModule(path=str(cubin)), cubin.name
+        image, origin = cubin.read_bytes(), cubin.name
     else:
-        log.info("no cubin for compute capability %.1f: NVRTC compiles the kernels, once", capability / 10)
-        options = (*FLAGS, f"-I{folder}")
-        module = cupy.RawModule(code=(folder / "securecoll.cu").read_text(), options=options, backend="nvrtc")
-        origin = "NVRTC"
-    functions = {name: int(module.get_function(name).kernel.ptr) for name in KERNELS}
+        log.info("no cubin for compute capability %.1f: NVRTC compiles the kernels", capability / 10)
+        image, origin = _compiled(cupy, folder), "NVRTC"
+    module = cupy.cuda.function.Module()
+    module.load(image)
+    functions = {name: int(module.get_function(name).ptr) for name in KERNELS}
     return Module(functions, f"{origin} for compute capability {capability / 10:.1f}", module)
+
+
+def _compiled(cupy: Any, folder: Path) -> bytes:
+    # Not RawModule(code=...), which tells NVRTC to flush denormals: sums would differ from the CPU's.
+    options = (*FLAGS, f"-I{folder}", f"-I{folder.parent}")
+    try:
+        image, _ = cupy.cuda.compiler.compile_using_nvrtc((folder / "securecoll.cu").read_text(), options)
+    except cupy.cuda.compiler.CompileException as error:
+        raise ConfigError(f"NVRTC does not compile the kernels: {error}") from error
+    return bytes(image)

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from securecoll.handshake.driver import establish
 from securecoll.handshake.member import MAX_ENDPOINTS
-from securecoll.handshake.schedule import group_params
+from securecoll.handshake.schedule import child_key, group_params
 from securecoll.handshake.session import Session
 from securecoll.handshake.wire import Params
 
-__all__ = ["MAX_ENDPOINTS", "Params", "Session", "establish", "group_params"]
+__all__ = ["MAX_ENDPOINTS", "Params", "Session", "child_key", "establish", "group_params"]

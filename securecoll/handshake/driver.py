@@ -104,6 +104,7 @@ def _alone(params: Params, endpoints: bytes) -> Session:
         id=schedule.session_id(schedule.params_hash(params)),
         epoch=params.epoch,
         endpoints=[endpoints],
+        child=Secret.random(32),
         **empty_roots(1),
     )
 

@@ -427,9 +427,11 @@ class Member:
             id=schedule.session_id(self._t2),
             epoch=self._params.epoch,
             endpoints=self.endpoints,
+            child=None,
             **empty_roots(self._size),
         )
         try:
+            session.child = schedule.child_root(ms, self._t2)
             group = self._keep(schedule.group_secret(ms, self._t2))
             for rank in range(self._size):
                 session.sender[rank] = schedule.sender_root(group, rank)

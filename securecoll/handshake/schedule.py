@@ -110,6 +110,16 @@ def pair_root(pair: Secret, label: str, source: int, destination: int) -> Secret
     return expand_label(pair, label, u32(source) + u32(destination), 32)
 
 
+def child_root(ms: Secret, t2: bytes) -> Secret:
+    """What members keep to prove themselves to each other in communicators made from this one."""
+    return expand_label(ms, "child", t2, 32)
+
+
+def child_key(root: Secret, comm_id: bytes) -> Secret:
+    """The pre-shared key of one child: its ``comm_id`` names parent, members and use."""
+    return expand_label(root, "member", comm_id, 32)
+
+
 def group_secret(ms: Secret, t2: bytes) -> Secret:
     """The parent of all sender roots."""
     return expand_label(ms, "group", t2, 32)

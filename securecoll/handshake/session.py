@@ -25,7 +25,7 @@ class Session:
     """The roots of a group's keys, as handles into the engine's memory.
 
     Lists are indexed by group rank. Pairwise ones have ``None`` at this rank's own place: nobody has a link to itself.
-    ``tx`` is from this rank to the peer, ``rx`` from the peer to this rank. In a group of one all are empty of keys.
+    ``tx`` is from this rank to the peer, ``rx`` from the peer to this rank. In a group of one all lists are empty.
     """
 
     rank: int
@@ -45,6 +45,8 @@ class Session:
     conn_rx: list[Secret | None] = field(repr=False)
     sender: list[Secret | None] = field(repr=False)
     """One root for each rank, this one included."""
+    child: Secret | None = field(default=None, repr=False)
+    """What the keys of children are derived from; None once a communicator took it over."""
 
     def erase(self) -> None:
         """Wipes every root. Idempotent."""
@@ -52,3 +54,5 @@ class Session:
             for root in getattr(self, name):
                 if root is not None:
                     root.erase()
+        if self.child is not None:
+            self.child.erase()

@@ -140,6 +140,8 @@ def fingerprints(session: Session) -> dict[str, bytes]:
     """HMAC(root, "fingerprint") of each root, named as in vectors.json: by its direction, not by who holds it."""
     me = session.rank
     out = {f"sender {s}": root for s, root in enumerate(session.sender)}
+    if session.child is not None:
+        out["child"] = session.child
     for name in PAIRWISE:
         for peer in range(session.size):
             if peer != me:

@@ -108,6 +108,7 @@ def play(p, psk, e, nonces, z, endpoints):
     fins = [u32[r] + MAC(XL(ms, "confirm", t2, 32), b"fin" + u32[r] + t2) for r in range(n)]
     group = XL(ms, "group", t2, 32)
     roots = {f"sender {s}": XL(group, "sender", u32[s], 32) for s in range(n)}
+    roots["child"] = XL(ms, "child", t2, 32)
     for s in range(n):
         for d in range(n):
             if s != d:

@@ -21,12 +21,12 @@ def test_all_members_derive_the_same_roots_and_no_two_roots_are_equal(size):
     sessions = lock_step(members(size))
     assert agree(sessions)
     names = {name for session in sessions for name in fingerprints(session)}
-    assert len(names) == size + 4 * size * (size - 1)
+    assert len(names) == size + 1 + 4 * size * (size - 1)
 
 
 def test_each_member_holds_only_the_roots_of_its_own_pairs():
     for rank, session in enumerate(lock_step(members(4))):
-        assert all(str(rank) in name.split()[1:] for name in fingerprints(session) if not name.startswith("sender"))
+        assert all(str(rank) in name.split()[1:] for name in fingerprints(session) if not name.startswith(("sender", "child")))
         for name in ("link", "p2p", "control", "conn"):
             assert getattr(session, f"{name}_tx")[rank] is None
             assert getattr(session, f"{name}_rx")[rank] is None
@@ -42,7 +42,7 @@ def test_roots_and_nothing_else_stay_after_a_handshake():
     before = arena_used_bytes()
     group = members(3)
     sessions = lock_step(group)
-    roots = 3 * 64 * (3 + 2 * 4 * 2)
+    roots = 3 * 64 * (1 + 3 + 2 * 4 * 2)
     assert arena_used_bytes() - before == roots  # the members still live, and hold nothing
     for session in sessions:
         session.erase()

@@ -1,0 +1,154 @@
+"""Changes to the source that a test must notice: each takes away one thing that security or order rests on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MEMORY = "kernels/cuda/device_memory.cpp"
+GCM = "kernels/cuda/gcm.cuh"
+COMMIT = "kernels/cuda/commit.cuh"
+EXECUTOR = "kernels/engine/executor.cpp"
+ORDER = "tests/cuda/test_order.py"
+ATTACKS = "tests/cuda/test_attacks.py"
+COLLECTIVES = "tests/cuda/test_collectives.py"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change: ``old``, which stands once in ``file``, becomes ``new``; and the tests that must then fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: tuple[str, ...]
+
+
+MUTANTS = [
+    Mutant(
+        "the tag is not compared",
+        GCM,
+        "if (difference(tag, total ^ encrypt_counter(table, shared.keys[0], base, 1)) != 0) {",
+        "if (false) {",
+        (ATTACKS, "-k", "flipped_bit and staged"),
+    ),
+    Mutant(
+        "the counter is not advanced",
+        GCM,
+        "encrypt_counters(table, keys, base, static_cast<u32>(first) + 2, 32, block);",
+        "encrypt_counters(table, keys, base, 2, 0, block);",
+        ("tests/cuda/test_gcm.py",),
+    ),
+    Mutant(
+        "sealing does not look at the status",
+        GCM,
+        "if (threadIdx.x == 0) shared.flag = is_failed(share.status);",
+        "if (threadIdx.x == 0) shared.flag = false;",
+        ("tests/cuda/test_gcm.py",),
+    ),
+    Mutant(
+        "a tag is stored although something failed meanwhile",
+        GCM,
+        "const u32 keep = is_failed(share.status) ? 0 : ~0u;",
+        "const u32 keep = ~0u;",
+        ("tests/cuda/test_gcm.py",),
+    ),
+    Mutant(
+        "committed without being verified",
+        MEMORY,
+        "launch(verify_kernel_, verify.records * verify.parts, kSharedBytes, &verify, sizeof verify, receive_);",
+        "",
+        (ATTACKS, "-k", "flipped_bit and staged"),
+    ),
+    Mutant(
+        "committing does not look at the status",
+        COMMIT,
+        "  if (shared.flag) return;\n",
+        "",
+        (ATTACKS, "-k", "flipped_bit and staged"),
+    ),
+    Mutant(
+        "resealing does not look at the status",
+        COMMIT,
+        "  const bool failed = shared.flag;\n",
+        "  const bool failed = false;\n",
+        ("tests/cuda/test_gcm.py", "tests/cuda/test_reduce.py"),
+    ),
+    Mutant(
+        "no gate on the caller's stream",
+        MEMORY,
+        "check(device_->launch(gate_kernel_, 1, 32, 0, &args, sizeof args, stream));",
+        "(void)args;",
+        (ATTACKS, "-k", "flipped_bit"),
+    ),
+    Mutant(
+        "sealing does not wait for the caller's stream",
+        MEMORY,
+        "for (const Queue queue : {Queue::send, Queue::receive})",
+        "for (const Queue queue : {Queue::receive})",
+        (ORDER,),
+    ),
+    Mutant(
+        "receiving does not wait for the caller's stream",
+        MEMORY,
+        "for (const Queue queue : {Queue::send, Queue::receive})",
+        "for (const Queue queue : {Queue::send})",
+        (ORDER,),
+    ),
+    Mutant(
+        "the caller's stream does not wait for the operation",
+        MEMORY,
+        "wait(stream, static_cast<Mark*>(end)->moment);",
+        "",
+        (ORDER,),
+    ),
+    Mutant(
+        "the queues do not wait for each other",
+        MEMORY,
+        "wait(stream_of(queue), moment(stream_of(other)));",
+        "",
+        (ORDER, "-k", "overwrite"),
+    ),
+    Mutant(
+        "records leave before they are sealed",
+        MEMORY,
+        "      wait(out_, done);\n",
+        "",
+        (COLLECTIVES, "-k", "2-staged"),
+    ),
+    Mutant(
+        "records are verified before they came in",
+        MEMORY,
+        "      Moment taken = moment(in_);\n      wait(receive_, taken);\n",
+        "      Moment taken = moment(in_);\n",
+        (COLLECTIVES, "-k", "2-staged"),
+    ),
+    Mutant(
+        "slots are handed on before they are written",
+        EXECUTOR,
+        "    if (ticket == kNow) t_.writers[lane]->publish();\n",
+        "    t_.writers[lane]->publish();\n",
+        (COLLECTIVES, "-k", "2-staged"),
+    ),
+    Mutant(
+        "slots are given back before they are read",
+        EXECUTOR,
+        "  if (opened.taken == kNow)\n    t_.readers[source.lane]->release();\n  else\n",
+        "  t_.readers[source.lane]->release();\n  if (false)\n",
+        (COLLECTIVES, "-k", "3-staged"),
+    ),
+    Mutant(
+        "a stream under capture is taken",
+        MEMORY,
+        "if (device_->capturing(stream))",
+        "if (false)",
+        ("tests/cuda/test_failures.py", "-k", "capture"),
+    ),
+    Mutant(
+        "nobody looks after an operation that was handed over",
+        "kernels/engine/communicator.cpp",
+        "if (!r.blocking || r.place) pool::add(shared_from_this());",
+        "if (!r.blocking) pool::add(shared_from_this());",
+        (ORDER, "-k", "leaves_it"),
+    ),
+]
