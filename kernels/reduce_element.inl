@@ -2,8 +2,8 @@
 // kernels/cuda/reduce.cuh include this, each into a namespace of its own.
 //
 // Equal results on every processor: no contraction of a*b+c (-ffp-contract=off, -fmad=false), no reassociation, and
-// every NaN that arithmetic or a conversion gives is replaced by one, positive, quiet and without payload: which of two
-// NaNs an instruction passes on depends on the order of its operands, which is the compiler's choice.
+// every NaN that arithmetic or a conversion gives is replaced by one, positive, quiet and without payload: which of
+// two NaNs an instruction passes on depends on the order of its operands, which is the compiler's choice.
 //
 // Uses no function of the standard library. The including file defines SC_ELEMENT, which stands before each function,
 // and declares bits_of(float), bits_of(double), float_of(uint32_t), double_of(uint64_t), which change a type and no

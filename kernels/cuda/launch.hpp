@@ -7,6 +7,12 @@
 
 #include "engine/codes.hpp"
 
+#if defined(__CUDACC__)
+#define SC_EVERYWHERE __host__ __device__
+#else
+#define SC_EVERYWHERE
+#endif
+
 namespace securecoll::cuda {
 
 inline constexpr uint32_t kRecordsPerLaunch = 16;
@@ -33,7 +39,8 @@ struct Record {
   uint64_t key;      // an expanded key
   uint64_t input;    // sealing: plaintext, any alignment; opening: ciphertext and tag, 16-byte aligned
   uint64_t output;   // sealing: room for ciphertext and tag, 16-byte aligned; opening: plaintext, any alignment
-  uint64_t operand;  // reducing: the other source, any alignment, or absent; may be exactly `output`
+  uint64_t operand;  // reducing: the other source, any alignment, or absent; may be exactly `output`, where
+                     // elements have the same size in both
   uint64_t copy;     // opening: private room of `bytes`, 16-byte aligned. sc_verify stores the ciphertext there as it
                      // reads it, and a commit takes it from there, so that `input` is read once; absent if nobody else
                      // can write to `input`
@@ -44,8 +51,8 @@ struct Record {
   uint8_t associated[32];
 };
 
-// A reduction, element by element: output = finish(a (+) b), exactly as kernels/host/reduce.hpp defines it. In a commit
-// one of the two is the plaintext and the other Record::operand; without an operand, the plaintext is `a`.
+// A reduction, element by element: output = finish(a (+) b), exactly as kernels/host/reduce.hpp defines it. In a
+// commit one of the two is the plaintext and the other Record::operand; without an operand, the plaintext is `a`.
 struct Reduction {
   uint8_t dtype;        // DType; none: no reduction
   uint8_t op;           // RedOp
@@ -55,7 +62,8 @@ struct Reduction {
   double factor;
 };
 
-struct KeyArgs {  // one CTA for each key
+// One CTA for each key.
+struct KeyArgs {
   uint64_t wrapping;  // expanded key under which the raw keys arrive sealed, or absent: raw keys as they are
   uint64_t status;
   uint32_t count;
@@ -83,7 +91,8 @@ struct ResealArgs {
   Record seal[kRecordsPerLaunch / 2];
 };
 
-struct ReduceArgs {  // count elements, any grid; arrays at multiples of the size of their elements, or of a component
+// `count` elements, by any grid. Arrays lie at multiples of the size of their elements, or of a complex component.
+struct ReduceArgs {
   uint64_t out, a, b;
   uint64_t count;
   Reduction reduction;
@@ -93,10 +102,9 @@ struct GateArgs {
   uint64_t status;
 };
 
-#if !defined(__CUDACC_RTC__)  // to NVRTC there is no host
 // Whether sc_commit and sc_commit_seal can reduce (DType, RedOp) on the way; else the host launches sc_reduce behind
 // them. Asked of a commit, such a reduction traps.
-constexpr bool fusable(uint8_t dtype, uint8_t operation) {
+SC_EVERYWHERE constexpr bool fusable(uint8_t dtype, uint8_t operation) {
   const auto op = static_cast<RedOp>(operation);
   switch (static_cast<DType>(dtype)) {
     case DType::f16:
@@ -111,7 +119,6 @@ constexpr bool fusable(uint8_t dtype, uint8_t operation) {
       return false;
   }
 }
-#endif
 
 static_assert(sizeof(Status) == 64);
 static_assert(sizeof(Record) == 96);

@@ -25,6 +25,9 @@ KERNELS = (
 OLDEST = 80
 """The oldest compute capability, times ten, that kernels are built for."""
 
+SHARED_BYTES = 131072
+"""Shared memory that a block of the kernels takes (kSharedBytes of kernels/cuda/launch.hpp), for the tables of AES."""
+
 FLAGS = ("-std=c++17", "-fmad=false")
 """What every build of the kernels is given: sums have the same bits on GPU and CPU, so no a*b+c becomes one step."""
 
@@ -63,6 +66,16 @@ def load(ordinal: int) -> Module:
     try:
         found = cupy.cuda.Device(ordinal)
         capability = int(found.compute_capability)
+        if capability < OLDEST:
+            raise ConfigError(
+                f"no kernels for compute capability {capability / 10:.1f}; {OLDEST / 10:.1f} (Ampere) is the oldest"
+            )
+        shared = int(found.attributes["MaxSharedMemoryPerBlockOptin"])
+        if shared < SHARED_BYTES:
+            raise ConfigError(
+                f"CUDA device {ordinal}, of compute capability {capability / 10:.1f}, has {shared // 1024} KiB of "
+                f"shared memory for a block; the kernels need {SHARED_BYTES // 1024}, as A100, H100 and B200 have"
+            )
         with found:
             return _load(cupy, capability)
     except cupy.cuda.runtime.CUDARuntimeError as error:
@@ -70,10 +83,6 @@ def load(ordinal: int) -> Module:
 
 
 def _load(cupy: Any, capability: int) -> Module:
-    if capability < OLDEST:
-        raise ConfigError(
-            f"no kernels for compute capability {capability / 10:.1f}; {OLDEST / 10:.1f} (Ampere) is the oldest"
-        )
     folder = sources() / "cuda"
     # A cubin runs on its own and on later minor versions of its major one.
     cubins = [folder / f"sm_{c}.cubin" for c in range(capability, capability // 10 * 10 - 1, -1)]

@@ -12,6 +12,7 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from tests.cuda.card import (
+    KERNELS,
     KEY_BYTES,
     MACRO_BYTES,
     MAX_PARTS,
@@ -26,7 +27,8 @@ from tests.cuda.card import (
     u64,
 )
 from tests.cuda.conftest import Cards
-from tests.emulator.emulator import EmulatorError, Order
+from tests.emulator.emulator import EmulatorError, Order, build
+from tests.emulator.sanitizers import run_under
 from tests.host.test_aead_vectors import Vector, cavp, wycheproof
 
 HASHES = ["tensor", "portable"]
@@ -183,6 +185,29 @@ def test_every_number_of_parts_gives_the_same_record(make_card: Cards, hash: str
     many = [Sealed(card, rng, 70 * MACRO_BYTES)]
     for parts in (2, 33, MAX_PARTS):
         check(card, many, parts)
+
+
+JOINED_PARTS = """
+import random, sys
+from pathlib import Path
+from tests.cuda.card import MACRO_BYTES, Card
+from tests.cuda.test_gcm import Sealed, check
+from tests.emulator.emulator import Order
+
+rng = random.Random(int(sys.argv[2]))
+card = Card(Path(sys.argv[1]), Order.RANDOM, int(sys.argv[2]))
+for parts in (2, 5):
+    check(card, [Sealed(card, rng, 2 * MACRO_BYTES + 100)], parts, commits=False)
+print("finished")
+"""
+
+
+def test_thread_sanitizer_finds_nothing_unordered_between_the_parts_of_a_record() -> None:
+    seed = str(secrets.randbits(30))
+    print(f"seed {seed}")
+    library = build([KERNELS / "key.cu", KERNELS / "seal.cu"], "tsan")
+    done = run_under("tsan", JOINED_PARTS, str(library), seed)
+    assert (done.returncode, done.stdout) == (0, "finished\n"), done.stderr
 
 
 def test_a_launch_takes_sixteen_records_with_keys_and_lengths_of_their_own(make_card: Cards) -> None:

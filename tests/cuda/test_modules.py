@@ -23,7 +23,7 @@ class FakeCupy(types.ModuleType):
     class CompileException(Exception):
         pass
 
-    def __init__(self, capability: str) -> None:
+    def __init__(self, capability: str, shared: int = 227 << 10) -> None:
         super().__init__("cupy")
         self.loaded: list[bytes] = []
         self.options: tuple[str, ...] = ()
@@ -35,6 +35,7 @@ class FakeCupy(types.ModuleType):
                 if ordinal != 0:
                     raise FakeCupy.CUDARuntimeError("invalid device ordinal")
                 self.compute_capability = capability
+                self.attributes = {"MaxSharedMemoryPerBlockOptin": shared}
 
             def __enter__(self) -> None:
                 fake.current = True
@@ -71,8 +72,8 @@ class FakeCupy(types.ModuleType):
 
 @pytest.fixture
 def cupy(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def install(capability: str) -> FakeCupy:
-        fake = FakeCupy(capability)
+    def install(capability: str, *shared: int) -> FakeCupy:
+        fake = FakeCupy(capability, *shared)
         monkeypatch.setitem(sys.modules, "cupy", fake)
         return fake
 
@@ -122,6 +123,9 @@ def test_every_kernel_that_is_asked_for_is_in_the_sources(kernel: str) -> None:
 def test_what_is_missing_is_named(cupy: Any) -> None:
     cupy("75")
     with pytest.raises(ConfigError, match=r"no kernels for compute capability 7\.5; 8\.0 \(Ampere\) is the oldest"):
+        modules.load(0)
+    cupy("89", 99 << 10)
+    with pytest.raises(ConfigError, match=r"capability 8\.9, has 99 KiB of shared memory for a block.* need 128"):
         modules.load(0)
     cupy("90")
     with pytest.raises(ConfigError, match="CUDA device 3 cannot be used: invalid device ordinal"):
@@ -184,3 +188,8 @@ def test_slots_are_mapped_only_where_confidential_mode_is_known_to_be_off(
     assert made.mapped is (mode is Confidential.OFF)
     assert made.copies_block is not made.mapped
     assert cuda.device(0) is made
+
+
+def test_the_shared_memory_asked_for_is_what_kernels_take() -> None:
+    text = (modules.sources() / "cuda" / "launch.hpp").read_text()
+    assert f"kSharedBytes = {modules.SHARED_BYTES};" in text
