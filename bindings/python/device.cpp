@@ -40,7 +40,11 @@ PyDevice emulated(const std::string& library, const std::string& options) {
   using Make = cuda::Device* (*)(const char*);
   const auto make = reinterpret_cast<Make>(dlsym(handle, "sc_emulated_device"));
   cuda::Device* device = make ? make(options.c_str()) : nullptr;
-  if (!device) throw EngineError(ErrorKind::config, library + " makes no device of the options '" + options + "'");
+  if (!device) {
+    const auto why = reinterpret_cast<const char* (*)()>(dlsym(handle, "sc_emulated_device_why_not"));
+    throw EngineError(ErrorKind::config, library + " makes no device of the options '" + options + "'" +
+                                             (why ? std::string(": ") + why() : ""));
+  }
   return {std::shared_ptr<cuda::Device>(device)};
 }
 

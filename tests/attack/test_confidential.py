@@ -14,12 +14,13 @@ from tests.groups import SMALL, HostView, group
 CANARY = b"the host must not read this line"
 
 
-def _shows(memory: bytes, secret: bytes) -> bool:
+def shows(memory: bytes, secret: bytes) -> bool:
     """Whether any 8-byte window of ``secret`` is in ``memory``."""
     return any(secret[i : i + 8] in memory for i in range(len(secret) - 7))
 
 
-def _works(comm: Communicator, seconds: float) -> int:
+def works(comm: Communicator, seconds: float) -> int:
+    """Every collective moves a known line, again and again; returns how often."""
     n = comm.size
     line = np.frombuffer(CANARY * 400, np.uint8)
     rounds = 0
@@ -45,7 +46,7 @@ def _works(comm: Communicator, seconds: float) -> int:
 def test_no_payload_and_no_key_in_what_the_host_can_read(tmp_path: Path) -> None:
     """Segments of both ranks, sampled while every collective moves a known line; and all that the exchange held."""
     seen = 0
-    with group(2, tmp_path, _works, 1.5, shape=SMALL) as ranks:
+    with group(2, tmp_path, works, 1.5, shape=SMALL) as ranks:
         ranks.wait_joined()
         key = (tmp_path / "key").read_bytes()
         views = [HostView(ranks.pids[r], r, 2, SMALL) for r in range(2)]
@@ -55,14 +56,14 @@ def test_no_payload_and_no_key_in_what_the_host_can_read(tmp_path: Path) -> None
                 assert view.memory is not None
                 memory = view.memory[:]
                 seen += len(memory) - memory.count(0)
-                assert not _shows(memory, CANARY)
-                assert not _shows(memory, key)
+                assert not shows(memory, CANARY)
+                assert not shows(memory, key)
         outcomes = ranks.finish()
     assert all(outcome.error is None and outcome.value > 3 for outcome in outcomes)
     assert seen > 100_000, "the segments were empty: nothing was looked at"
     assert exchanged, "the exchange was empty: nothing was looked at"
     for form in (key, key.hex().encode(), key.hex().upper().encode(), base64.b64encode(key)):
-        assert not _shows(exchanged, form)
+        assert not shows(exchanged, form)
     # The scanner finds what is there: the same memory with one fragment of the line in it.
     planted = memory[:5000] + CANARY[11:19] + memory[5008:]
-    assert _shows(planted, CANARY)
+    assert shows(planted, CANARY)

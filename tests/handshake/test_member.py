@@ -26,7 +26,9 @@ def test_all_members_derive_the_same_roots_and_no_two_roots_are_equal(size):
 
 def test_each_member_holds_only_the_roots_of_its_own_pairs():
     for rank, session in enumerate(lock_step(members(4))):
-        assert all(str(rank) in name.split()[1:] for name in fingerprints(session) if not name.startswith(("sender", "child")))
+        assert all(
+            str(rank) in name.split()[1:] for name in fingerprints(session) if not name.startswith(("sender", "child"))
+        )
         for name in ("link", "p2p", "control", "conn"):
             assert getattr(session, f"{name}_tx")[rank] is None
             assert getattr(session, f"{name}_rx")[rank] is None
