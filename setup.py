@@ -49,7 +49,11 @@ LINK = ["-shared", "-pthread", "-Wl,-z,relro,-z,now"]
 
 def extensions() -> list[Extension]:
     """The modules to build here."""
-    modules = [Extension(ENGINE, files("kernels/host/*.cpp", "kernels/engine/*.cpp", "kernels/cuda/*.cpp", "bindings/python/*.cpp"))]
+    modules = [
+        Extension(
+            ENGINE, files("kernels/host/*.cpp", "kernels/engine/*.cpp", "kernels/cuda/*.cpp", "bindings/python/*.cpp")
+        )
+    ]
     if importlib.util.find_spec("torch") is not None:
         modules.append(Extension(TORCH, files("bindings/torch/*.cpp")))
     return [module for module in modules if module.sources]
