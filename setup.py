@@ -49,11 +49,8 @@ LINK = ["-shared", "-pthread", "-Wl,-z,relro,-z,now"]
 
 def extensions() -> list[Extension]:
     """The modules to build here."""
-    modules = [
-        Extension(
-            ENGINE, files("kernels/host/*.cpp", "kernels/engine/*.cpp", "kernels/cuda/*.cpp", "bindings/python/*.cpp")
-        )
-    ]
+    parts = ("kernels/host", "kernels/engine", "kernels/cuda", "bindings/python")
+    modules = [Extension(ENGINE, files(*(f"{part}/*.cpp" for part in parts)))]
     if importlib.util.find_spec("torch") is not None:
         modules.append(Extension(TORCH, files("bindings/torch/*.cpp")))
     return [module for module in modules if module.sources]
