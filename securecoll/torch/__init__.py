@@ -100,8 +100,8 @@ def _create(group: Any, pg_options: object) -> Any:
     if dist.get_debug_level() == dist.DebugLevel.DETAIL:  # type: ignore[attr-defined]
         raise ConfigError(
             f"rank {group.group_rank}: TORCH_DISTRIBUTED_DEBUG=DETAIL makes torch open a gloo group beside this one, "
-            "which sends the shapes and names of all calls in plaintext and believes whoever connects; set it to INFO, "
-            "or unset it: calls that do not match are an error that names them at every level"
+            "which sends the names and shapes of all calls in plaintext and believes whoever connects; set it to "
+            "INFO, or unset it: calls that do not match are an error that names them, at every level"
         )
     is_default = not group.global_ranks_in_group
     options = pg_options if pg_options is not None else SecureCollOptions() if is_default else _default_options

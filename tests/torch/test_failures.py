@@ -144,7 +144,8 @@ def test_f6_groups_leave_nothing_behind(rank: int, size: int) -> None:
         if i in (first, last):
             after[i] = holdings()
     grown = {what: after[last][what] - after[first][what] for what in after[first]}
-    # Whatever torch makes once, and a FileStore keeps a copy of all that was ever written to it, a few KiB for each group. A segment has 2 MiB.
+    # Whatever torch makes once, and a FileStore keeps a copy of all that was ever written to it, a few KiB a group.
+    # A segment has 2 MiB.
     assert grown.pop("resident KiB") < 100 * (last - first), after
     assert not any(grown.values()), after
 

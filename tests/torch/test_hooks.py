@@ -103,9 +103,7 @@ def test_a_collective_that_a_callback_starts_raises_there(rank: int, size: int) 
 def test_a_sharded_optimizer_equals_one_process(rank: int, size: int) -> None:
     for options in ({}, {"parameters_as_bucket_view": True}):
         replica = DistributedDataParallel(model())
-        optimizer = ZeroRedundancyOptimizer(
-            replica.parameters(), torch.optim.SGD, lr=0.5, momentum=0.9, **options
-        )
+        optimizer = ZeroRedundancyOptimizer(replica.parameters(), torch.optim.SGD, lr=0.5, momentum=0.9, **options)
         for _ in range(3):
             optimizer.zero_grad()
             step(replica, rank, size)

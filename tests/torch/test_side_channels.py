@@ -30,9 +30,7 @@ def test_the_debug_level_detail_is_refused_before_anything_is_sent(tmp_path: Pat
             print("refused:", e)
     """
     store = tmp_path / "store"
-    process = python(
-        script, str(store), SECURECOLL_KEY_FILE=str(key_for(tmp_path)), TORCH_DISTRIBUTED_DEBUG="DETAIL"
-    )
+    process = python(script, str(store), SECURECOLL_KEY_FILE=str(key_for(tmp_path)), TORCH_DISTRIBUTED_DEBUG="DETAIL")
     output, _ = process.communicate(timeout=90)
     assert process.returncode == 0, output
     for words in ("refused: rank 1: TORCH_DISTRIBUTED_DEBUG=DETAIL", "gloo", "plaintext", "set it to INFO"):
