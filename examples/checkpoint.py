@@ -4,8 +4,8 @@
     SECURECOLL_KEY_FILE=my.key torchrun --nproc-per-node 2 examples/checkpoint.py /path/on/a/disk/you/trust
 
 What the ranks say to each other is sealed. The files are not: they hold the weights as they are, and loading them
-runs what a pickle among them says. So they belong on storage that is yours, or encrypted and authenticated by something
-else.
+runs what a pickle among them says. So they belong on storage that is yours, or that something else encrypts and
+authenticates.
 """
 
 from __future__ import annotations
