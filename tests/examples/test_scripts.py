@@ -41,6 +41,22 @@ def test_what_a_script_claims_is_true(script: str, tmp_path: Path) -> None:
     assert result.stdout.count("✓") == claims and "✗" not in result.stdout, result.stdout + result.stderr
 
 
+@pytest.mark.slow
+def test_workers_of_ray_train_over_the_backend(tmp_path: Path) -> None:
+    pytest.importorskip("ray.train")
+    key = tmp_path / "job.key"
+    key.write_bytes(os.urandom(32))
+    key.chmod(0o600)
+    result = subprocess.run(
+        [sys.executable, str(EXAMPLES / "ray_train.py")],
+        env={**os.environ, "SECURECOLL_KEY_FILE": str(key)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert result.returncode == 0 and "✓ 2 workers" in result.stdout, result.stdout + result.stderr
+
+
 def test_every_script_is_run() -> None:
     """One that talks to a process group is run here, or by the demo."""
     scripts = {p.name for p in EXAMPLES.glob("*.py") if "init_process_group" in p.read_text()}

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor, zeros
 
 from tests.torch.ranks import on_ranks
@@ -86,6 +86,32 @@ def test_a_checkpoint_is_loaded_in_another_sharding(rank: int, size: int) -> Non
         dcp.load(alone, checkpoint_id=folder, no_dist=True)
         assert torch.equal(alone["x"], tensor)
     dist.barrier()
+
+
+@on_ranks(4)
+def test_checkpoints_of_the_first_fully_sharded_implementation(rank: int, size: int) -> None:
+    """With a mesh its state is DTensors. (Of a ShardedTensor, torch wants a GPU where a rank has no part.)"""
+    folder = shared_folder()
+
+    def wrapped() -> tuple[FullyShardedDataParallel, torch.optim.Optimizer]:
+        mesh = init_device_mesh("cpu", (size,))
+        net = FullyShardedDataParallel(model(), device_id=torch.device("cpu"), device_mesh=mesh)
+        return net, torch.optim.Adam(net.parameters(), lr=0.1)
+
+    net, optimizer = wrapped()
+    step(net, rank, size)
+    optimizer.step()
+    weights, moments = get_state_dict(net, optimizer)
+    dcp.save({"model": weights, "optimizer": moments}, checkpoint_id=folder)
+    again, other = wrapped()
+    weights, moments = get_state_dict(again, other)
+    dcp.load({"model": weights, "optimizer": moments}, checkpoint_id=folder)
+    set_state_dict(again, other, model_state_dict=weights, optim_state_dict=moments)
+    with (
+        FullyShardedDataParallel.summon_full_params(net),
+        FullyShardedDataParallel.summon_full_params(again),
+    ):
+        close([p.detach() for p in again.parameters()], [p.detach() for p in net.parameters()])
 
 
 @on_ranks(2)

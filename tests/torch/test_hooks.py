@@ -6,6 +6,7 @@ A hook issues collectives from callbacks on futures, and some wait there for mor
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 
 import pytest
@@ -70,19 +71,19 @@ def test_a_callback_may_wait_for_the_future_of_a_collective_that_it_starts(rank:
     def more(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
         threads.append(threading.get_ident())
         y = future.value()[0] + 1
-        # on its own group and on another, whose callbacks may do the same in turn
         for where in (dist.group.WORLD, group):
             (y,) = dist.all_reduce(y, group=where, async_op=True).get_future().wait()
         return y
 
-    futures = [
-        dist.all_reduce(torch.ones(4), group=where, async_op=True).get_future()
-        for where in (dist.group.WORLD, dist.new_group([0, 1]))
-    ]
-    for future in futures:
+    for first in (dist.group.WORLD, group, dist.new_group([0, 1])):
+        if rank == 1:
+            time.sleep(0.2)  # so that rank 0's future is not done when the callback is added
+        future = dist.all_reduce(torch.ones(4), group=first, async_op=True).get_future()
         assert (future.then(more).wait() == 4 * (size + 1)).all()
         dist.barrier()
-    assert len(threads) == 2
+    assert len(threads) == 3
+    if rank == 0:
+        assert threading.get_ident() not in threads
 
 
 @on_ranks(2)
