@@ -84,7 +84,7 @@ def test_c28_fast_ranks_never_overwrite_what_slow_ranks_still_read(rank: int, si
 @on_ranks(4)
 def test_c28_fast_ranks_never_overwrite_in_many_rounds(rank: int, size: int) -> None:
     """The same for longer."""
-    rotate_through_a_small_ring(rank, size, 2000)
+    rotate_through_a_small_ring(rank, size, 1000)
 
 
 def everything_alone(group: dist.ProcessGroup, me: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -25,8 +26,9 @@ from tests.torch.training import close, model, step
 
 
 def shared_folder() -> Path:
-    """One folder that all ranks know. (The system's temporary one: pytest's belongs to the parent.)"""
-    box = [tempfile.mkdtemp(prefix="securecoll-checkpoint-") if dist.get_rank() == 0 else None]
+    """A new folder that all ranks know."""
+    beside = Path(os.environ["SECURECOLL_KEY_FILE"]).parent
+    box = [tempfile.mkdtemp(prefix="checkpoint-", dir=beside) if dist.get_rank() == 0 else None]
     dist.broadcast_object_list(box)
     assert box[0] is not None
     return Path(box[0])
