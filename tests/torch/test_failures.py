@@ -154,15 +154,22 @@ def test_f6_groups_leave_nothing_behind(rank: int, size: int) -> None:
 def test_f15_works_of_one_group_complete_in_the_order_of_their_calls(rank: int, size: int) -> None:
     """https://github.com/pytorch/pytorch/pull/131895"""
     counts = [500_000, 1, 70_000, 3, 0, 17, 100_000, 9]
-    done: list[int] = []
-    tensors = [torch.full((n,), float(rank + i)) for i, n in enumerate(counts)]
-    works = [dist.all_reduce(t, async_op=True) for t in tensors]
-    for i, work in enumerate(works):
-        work.get_future().add_done_callback(lambda _, i=i: done.append(i))
-    works[-1].get_future().wait()
-    assert done[:-1] == list(range(len(counts) - 1))
-    for i, t in enumerate(tensors):
-        assert (t == 2 * i + 1).all()
+    for late in range(size):
+        done: list[int] = []
+        dist.barrier()
+        if rank == late:
+            time.sleep(0.2)  # so that on the other rank no work is done before all callbacks are there
+        tensors = [torch.full((n,), float(rank + i)) for i, n in enumerate(counts)]
+        works = [dist.all_reduce(t, async_op=True) for t in tensors]
+        for i, work in enumerate(works):
+            work.get_future().add_done_callback(lambda _, i=i, done=done: done.append(i))
+        for work in works:
+            work.get_future().wait()
+        if rank != late:
+            last = len(counts) - 1  # its callback may still run
+            assert done[:last] == list(range(last))
+        for i, t in enumerate(tensors):
+            assert (t == 2 * i + 1).all()
 
 
 @on_ranks(2)

@@ -77,7 +77,7 @@ def test_a_callback_may_wait_for_the_future_of_a_collective_that_it_starts(rank:
 
     for first in (dist.group.WORLD, group, dist.new_group([0, 1])):
         if rank == 1:
-            time.sleep(0.2)  # so that rank 0's future is not done when the callback is added
+            time.sleep(0.3)  # so that rank 0's future is not done when the callback is added
         future = dist.all_reduce(torch.ones(4), group=first, async_op=True).get_future()
         assert (future.then(more).wait() == 4 * (size + 1)).all()
         dist.barrier()
