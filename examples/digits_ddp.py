@@ -15,14 +15,13 @@ import time
 from collections.abc import Callable
 from statistics import median
 
-import numpy as np
 import torch
 import torch.distributed as dist
+from digits import HELD_OUT, load
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from shm_scan import Region, find_all, planted, snapshot
-from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
@@ -30,8 +29,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 BATCH = 32
 """Images a rank sees per step."""
-HELD_OUT = 360
-"""Images, of 1797, that are never trained on."""
 SIZES = (8, 64 << 10, 1 << 20, 16 << 20, 64 << 20)
 """Bytes of the all_reduces that are compared with gloo's."""
 
@@ -67,15 +64,6 @@ class Tap:
         share = bucket.buffer() / group.size()
         self.sent = share.numpy().tobytes() + (b"" if bucket.index() == 0 else self.sent)
         return allreduce_hook(group, bucket)
-
-
-def load() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Images and digits to train on, then held-out images and digits; the same split on every rank."""
-    data = load_digits()
-    order = torch.from_numpy(np.random.default_rng(0).permutation(len(data.target)))
-    images = torch.from_numpy(data.images).float().div(16).unsqueeze(1)[order]
-    digits = torch.from_numpy(data.target)[order]
-    return images[HELD_OUT:], digits[HELD_OUT:], images[:HELD_OUT], digits[:HELD_OUT]
 
 
 def train(model: nn.Module, images: Tensor, digits: Tensor, epochs: int, console: Console) -> None:

@@ -89,7 +89,9 @@ Call Backend::begin(const char* name, Collective collective, const Opts& opts) c
 template <class Opts>
 Backend::Handle Backend::go(Call& call, c10d::OpType type, const char* title, const Opts& opts, Tensors outputs) {
   auto work = c10::make_intrusive<Work>(group_, rank_, type, title, std::move(outputs));
-  if (opts.asyncOp) {
+  // What a callback starts runs to its end in the callback, as if it had asked for that: its future would otherwise be
+  // set by the thread that the callback keeps busy.
+  if (opts.asyncOp && !Completions::in_callback()) {
     work->start(std::move(call));
   } else {
     work->run(call);

@@ -11,9 +11,10 @@
 namespace securecoll::binding {
 
 // Every call is checked before anything is sent, and then becomes one request: tensor lists and coalesced calls are
-// lists of segments. With asyncOp false the call runs in the calling thread and the Work comes back final; otherwise
-// the engine's threads make progress and the group's completion thread runs what waits on the future. A failure of a
-// blocking call is thrown by the call itself, of an asynchronous one by wait() and by the future.
+// lists of segments. With asyncOp false, or within a callback on a future, the call runs in the calling thread and the
+// Work comes back final; otherwise the engine's threads make progress and the group's completion thread runs what
+// waits on the future. A failure of a call that runs in its caller's thread is thrown by the call itself, of any other
+// one by wait() and by the future.
 class Backend final : public c10d::Backend {
  public:
   Backend(std::shared_ptr<Group> group, int rank, int size, std::chrono::milliseconds timeout);

@@ -8,6 +8,11 @@
 #include "work.hpp"
 
 namespace securecoll::binding {
+namespace {
+
+thread_local bool t_completes = false;
+
+}  // namespace
 
 struct Completions::State {
   std::mutex mutex;
@@ -23,6 +28,8 @@ struct Completions::State {
 Completions::Completions() : state_(std::make_shared<State>()) {}
 
 Completions::~Completions() { stop(); }
+
+bool Completions::in_callback() noexcept { return t_completes; }
 
 void Completions::expect() {
   const std::lock_guard lock(state_->mutex);
@@ -81,6 +88,7 @@ void Completions::abandon() noexcept {
 }
 
 void Completions::run(const std::shared_ptr<State>& state) {
+  t_completes = true;
   std::unique_lock lock(state->mutex);
   for (;;) {
     state->changed.wait(lock, [&] { return state->first != nullptr || state->stopped; });

@@ -3,6 +3,9 @@
 // The engine reports an operation from whichever of its threads finished it, and that thread must not block. Futures
 // run callbacks, callbacks may wait for the GIL or issue collectives: so they run here. One thread per communicator,
 // since callbacks that issue collectives on two communicators could otherwise wait for each other across ranks.
+//
+// A callback may also start a collective and wait for its future (PowerSGD's hook does). A completion thread sets
+// futures, and it is busy with that very callback: so what a callback starts does not come here, see Backend::go.
 #pragma once
 #include <chrono>
 #include <cstdint>
@@ -19,6 +22,9 @@ class Completions {
   ~Completions();
   Completions(const Completions&) = delete;
   Completions& operator=(const Completions&) = delete;
+
+  // Whether the calling thread completes works, of any communicator: then it is in a callback.
+  static bool in_callback() noexcept;
 
   // Before an asynchronous operation is submitted; starts the thread on first use.
   void expect();

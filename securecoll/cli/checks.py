@@ -120,7 +120,10 @@ def torch() -> Finding:
     values["binding"] = True
     found = f"{version('torch')}; the binding was built for {binding.TORCH_VERSION} and loads"
     if os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
-        advice = "TORCH_DISTRIBUTED_DEBUG=DETAIL opens a gloo group, in plaintext, beside every group: unset it."
+        advice = (
+            "TORCH_DISTRIBUTED_DEBUG=DETAIL opens a gloo group, in plaintext, beside every group, so the backend "
+            "refuses to start: set it to INFO, or unset it."
+        )
         return Finding("torch", State.WARN, found, advice, values)
     return Finding("torch", State.OK, found, values=values)
 

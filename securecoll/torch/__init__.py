@@ -97,16 +97,16 @@ def _create(group: Any, pg_options: object) -> Any:
     from securecoll.errors import ConfigError
     from securecoll.rendezvous import StoreExchange
 
+    if dist.get_debug_level() == dist.DebugLevel.DETAIL:  # type: ignore[attr-defined]
+        raise ConfigError(
+            f"rank {group.group_rank}: TORCH_DISTRIBUTED_DEBUG=DETAIL makes torch open a gloo group beside this one, "
+            "which sends the names and shapes of all calls in plaintext and believes whoever connects; set it to "
+            "INFO, or unset it: calls that do not match are an error that names them, at every level"
+        )
     is_default = not group.global_ranks_in_group
     options = pg_options if pg_options is not None else SecureCollOptions() if is_default else _default_options
     if not isinstance(options, SecureCollOptions):
         raise ConfigError(f"pg_options must be a securecoll.torch.SecureCollOptions, not {type(options).__name__}")
-    if dist.get_debug_level() == dist.DebugLevel.DETAIL:  # type: ignore[attr-defined]
-        warnings.warn(
-            "TORCH_DISTRIBUTED_DEBUG=DETAIL makes torch compare calls over a gloo group of its own, in the clear: "
-            "names, shapes and dtypes, though no data, leave unsealed",
-            stacklevel=2,
-        )
     timeout: timedelta = group.timeout
     members = list(group.global_ranks_in_group) or list(range(group.group_size))
     prefix = _prefix(group.store, group.group_rank, members)

@@ -23,12 +23,24 @@ from typing import Any
 
 import pytest
 
+import tests.groups  # noqa: F401 (sets the fork server's list, see below)
+
 GROUP_SECONDS = 20
 WATCHDOG_SECONDS = 60
 
 _context = multiprocessing.get_context("forkserver")
+# One server serves all tests of a run, so this list holds what tests/groups.py wants too, and is set after it.
 _context.set_forkserver_preload(
-    ["torch.distributed.fsdp", "torch.distributed.tensor", "torch._dynamo", "securecoll.torch"]
+    [
+        "torch._dynamo",
+        "torch.distributed.algorithms.ddp_comm_hooks.ddp_zero_hook",
+        "torch.distributed.checkpoint.state_dict",
+        "torch.distributed.fsdp",
+        "torch.distributed.nn.functional",
+        "torch.distributed.tensor.parallel",
+        "securecoll.torch",
+        "tests.torch.training",
+    ]
 )
 
 
