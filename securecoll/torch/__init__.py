@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
     from types import ModuleType
 
+    from securecoll.communicator import Communicator
     from securecoll.identity import KeySource
 
 __all__ = ["SecureCollOptions"]
@@ -38,7 +40,8 @@ class SecureCollOptions:
     """``pg_options`` of ``init_process_group`` and ``new_group``.
 
     A group made without options takes those of the default group, so the groups that FSDP or a DeviceMesh make need
-    none.
+    none. Nor do they need the key: members of the default group prove to each other that they are, unless the group is
+    given a key of its own.
     """
 
     key: KeySource | str | os.PathLike[str] | None = None
@@ -48,6 +51,7 @@ class SecureCollOptions:
 
 
 _default_options = SecureCollOptions()
+_default_group: weakref.ref[Communicator] | None = None
 
 
 def _autoload() -> None:
@@ -89,7 +93,7 @@ def _create(group: Any, pg_options: object) -> Any:
 
     ``group`` is torch's ``_DistributedBackendOptions``, whose store is already prefixed with the group's name.
     """
-    global _default_options
+    global _default_options, _default_group
     binding = _binding()
     import torch.distributed as dist
 
@@ -110,12 +114,14 @@ def _create(group: Any, pg_options: object) -> Any:
     timeout: timedelta = group.timeout
     members = list(group.global_ranks_in_group) or list(range(group.group_size))
     prefix = _prefix(group.store, group.group_rank, members)
+    parent = None if is_default else _parent(pg_options, members)
     communicator = Communicator.create(
         StoreExchange(group.store, group.group_rank, group.group_size, prefix),
-        key=options.key,
+        key=options.key if parent is None else None,
         timeout=timeout.total_seconds(),
         job=options.job,
         members=members,
+        parent=parent,
     )
     try:
         backend = binding.create(
@@ -126,7 +132,19 @@ def _create(group: Any, pg_options: object) -> Any:
         raise
     if is_default:
         _default_options = options
+        _default_group = weakref.ref(communicator)
     return backend
+
+
+def _parent(pg_options: object, members: list[int]) -> Communicator | None:
+    """The default group, for a group of its members: they need no key to know each other. None where the caller gave a
+    key of its own, or the default group has another backend or is gone."""
+    if isinstance(pg_options, SecureCollOptions) and pg_options.key is not None:
+        return None
+    parent = None if _default_group is None else _default_group()
+    if parent is None or parent.closed or not set(members) <= set(parent.members):
+        return None
+    return parent
 
 
 def _prefix(store: Any, rank: int, members: list[int]) -> str:

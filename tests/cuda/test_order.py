@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -131,12 +132,20 @@ def test_one_communicator_serves_both_memories(tmp_path: Path) -> None:
     run(3, tmp_path, _host_and_device, shape=SMALL, device=devices(), timeout=60.0)
 
 
-def _nobody_asks_again(comm: Communicator) -> bool:
+def _nobody_asks_again(comm: Communicator, done: str) -> bool:
     x = Array(comm.device, _values(comm.rank, 0)) if comm.rank == 0 else _values(comm.rank, 0)
     comm.all_reduce(x)
-    # Rank 0 does nothing more, and its last records still have to leave it.
-    return bool((x == _values(0, 0) + _values(1, 0)).all()) if comm.rank == 1 else True
+    if comm.rank == 1:
+        Path(done).touch()
+        return bool((x == _values(0, 0) + _values(1, 0)).all())
+    # Rank 0 makes no call until rank 1 has all, though its last records still had to leave it.
+    deadline = time.monotonic() + 15
+    while not Path(done).exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return Path(done).exists()
 
 
 def test_what_was_handed_to_the_device_leaves_it_without_another_call(tmp_path: Path) -> None:
-    assert run(2, tmp_path, _nobody_asks_again, shape=SMALL, device=devices(only=(0,)), timeout=20.0) == [True, True]
+    done = str(tmp_path / "done")
+    how = devices("latency=300", only=(0,))
+    assert run(2, tmp_path, _nobody_asks_again, done, shape=SMALL, device=how, timeout=30.0) == [True, True]

@@ -114,7 +114,8 @@ class CountingKey:
 
 
 @on_ranks(2)
-def test_groups_without_options_take_those_of_the_default_group(rank: int, size: int) -> None:
+def test_groups_of_members_of_the_default_group_do_not_ask_for_the_key(rank: int, size: int) -> None:
+    """They prove to each other that they are members."""
     path = Path(os.environ["SECURECOLL_KEY_FILE"]).with_name("inherited")
     key = CountingKey()
     dist.destroy_process_group()
@@ -126,8 +127,13 @@ def test_groups_without_options_take_those_of_the_default_group(rank: int, size:
         pg_options=securecoll.torch.SecureCollOptions(key=key),
     )
     assert key.asked == 1
-    dist.barrier(dist.new_group([0, 1]))
-    assert key.asked == 2
+    for members in ([0, 1], [1, 0], [1]):
+        group = dist.new_group(members)
+        if rank in members:
+            x = torch.full((5,), float(rank))
+            dist.all_reduce(x, group=group)
+            assert x.tolist() == [float(sum(members))] * 5
+    assert key.asked == 1
 
 
 @on_ranks(2)
