@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import pack
@@ -28,6 +30,11 @@ Work = _engine.Operation
 
 DEFAULT_TIMEOUT = 300.0
 """Seconds that joining and each collective may take."""
+
+EXIT_SECONDS = 2.0
+"""How long a process that ends waits for what is in flight."""
+
+_open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 _ALGORITHMS = ("", "one_shot", "direct", "ring")
 """By the number that the engine's plan cache knows them by; 0 leaves the choice to the tuner."""
@@ -88,6 +95,7 @@ class Communicator:
         self._rank, self._size = session.rank, session.size
         self._members = members
         self._forgotten = False
+        _open.add(self)
 
     @classmethod
     def create(
@@ -539,6 +547,16 @@ def init(
             "pass an exchange of that rank and size"
         )
     return Communicator.create(exchange, key, timeout, job)
+
+
+@atexit.register
+def _at_exit() -> None:
+    """What a script forgot to close. A call on device memory returns before its last records have left, so they get a
+    grace; whatever is still in flight then, the peers are told of."""
+    for comm in list(_open):
+        if not comm.closed and not comm._engine.drain(EXIT_SECONDS):
+            comm.abort(f"rank {comm.rank} exited with operations in flight")
+        comm.close()
 
 
 class _Planner:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from securecoll import Communicator
+    from securecoll import Communicator, cuda
 
 KEY_VARIABLES = ("SECURECOLL_KEY_FD", "SECURECOLL_KEY_FILE", "SECURECOLL_KEY")
 """Where a configured key may come from; see docs/configuration.md."""
@@ -76,9 +76,10 @@ def _checked(launch: Launch) -> Launch:
     return launch
 
 
-def join(launch: Launch, key: Path | None, timeout: float) -> Communicator:
-    """The communicator of all ranks. ``key`` None: the configured one. Collective over the ranks."""
-    import securecoll
+def join(launch: Launch, key: Path | None, timeout: float, device: cuda.Device | None = None) -> Communicator:
+    """The communicator of all ranks. ``key`` None: the configured one; ``device``: where arrays lie if not on the CPU.
+    Collective over the ranks."""
+    from securecoll import Communicator
 
     if launch.launcher is Launcher.MPI:
         from mpi4py import MPI
@@ -90,9 +91,15 @@ def join(launch: Launch, key: Path | None, timeout: float) -> Communicator:
                 f"mpirun started {launch.size} ranks but mpi4py, which loads {library}, sees {world.size}: start with "
                 "the mpirun of the environment that this Python belongs to (.venv/bin/mpirun)"
             )
-        return securecoll.Communicator.from_mpi(world, key=key, timeout=timeout)
+        from securecoll import MPIExchange
+
+        meeting = MPIExchange(world)
+        try:
+            return Communicator.create(meeting if launch.size > 1 else None, key, timeout, device=device)
+        finally:
+            meeting.close()
     if launch.launcher is Launcher.ALONE:
-        return securecoll.init(key=key, rank=0, size=1, timeout=timeout)
+        return Communicator.create(None, key, timeout, device=device)
     if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
         raise LaunchError("RANK and WORLD_SIZE are set, MASTER_ADDR and MASTER_PORT are not: start with torchrun")
     try:
@@ -103,7 +110,10 @@ def join(launch: Launch, key: Path | None, timeout: float) -> Communicator:
 
     store, rank, size = next(rendezvous("env://"))
     exchange = StoreExchange(store, rank, size, "benchmarks")
-    return securecoll.init(key=key, exchange=exchange, timeout=timeout)
+    communicator = Communicator.create(exchange, key, timeout, device=device)
+    # Without torchrun, rank 0 serves the store, and may let go of it when all have read what they need.
+    communicator.barrier()
+    return communicator
 
 
 def choose_key(launch: Launch, given: Path | None, environ: Mapping[str, str] = os.environ) -> tuple[Path | None, str]:

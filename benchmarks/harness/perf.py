@@ -23,9 +23,10 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from harness.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER, Case, Collective
+from harness.devices import DEVICES, Buffer, Cpu, Device, make
 from harness.floor import AeadRates, cores, floor_seconds
 from harness.launch import Launch, LaunchError, choose_key, detect, join
-from harness.pattern import ALIASES, ELEMENTS, FACTOR, OPERATIONS, Array, Element, Pattern, reducible
+from harness.pattern import ALIASES, ELEMENTS, FACTOR, OPERATIONS, Element, Pattern, reducible
 
 if TYPE_CHECKING:
     from securecoll import Communicator
@@ -87,21 +88,6 @@ class Row:
     in_place: Timing | None
 
 
-class Buffer:
-    """Elements as a communicator takes them (``array``), and the same memory as NumPy sees it (``storage``)."""
-
-    def __init__(self, element: Element, count: int) -> None:
-        self.array: Any
-        if element.torch:
-            import torch
-
-            self.array = torch.zeros(count, dtype=getattr(torch, element.torch))
-            integers = torch.int16 if element.itemsize == 2 else torch.int8
-            self.storage: Array = self.array.view(integers).numpy().view(element.dtype)
-        else:
-            self.array = self.storage = np.zeros(count, element.dtype)
-
-
 def call(
     communicator: Communicator, case: Case, in_place: bool, send: Any, recv: Any, algorithm: str | None
 ) -> Callable[[], object]:
@@ -130,15 +116,18 @@ def call(
 class Bench:
     """Measures cases on one communicator. Every method is collective over its ranks."""
 
-    def __init__(self, communicator: Communicator, rates: AeadRates, options: argparse.Namespace) -> None:
+    def __init__(
+        self, communicator: Communicator, rates: AeadRates, options: argparse.Namespace, device: Device
+    ) -> None:
         self._communicator = communicator
+        self._device = device
         self._rates = rates
         self._options = options
 
     def row(self, case: Case) -> Row:
         """Measures one case, out of place and in place, as far as the collective has both."""
         element, collective = case.pattern.element, case.collective
-        send, recv = Buffer(element, case.send_count), Buffer(element, case.recv_count)
+        send, recv = (self._device.buffer(element, count) for count in (case.send_count, case.recv_count))
         halves = [
             self._timing(case, in_place, send, recv) if allowed else None
             for in_place, allowed in ((False, collective.out_of_place), (True, collective.in_place))
@@ -159,25 +148,37 @@ class Bench:
         run = call(communicator, case, in_place, *arrays, options.algorithm)
         source, result = case.place(in_place, send.storage, recv.storage)
 
-        def check() -> int:
+        def prepare() -> None:
             case.prepare(source, result)
-            run()
+            for buffer in (send, recv):
+                buffer.to_device()
+
+        def count_wrong() -> int:
+            for buffer in (send, recv):
+                buffer.from_device()
             return case.count_wrong(result)
 
-        case.prepare(source, result)
+        def check() -> int:
+            prepare()
+            run()
+            return count_wrong()
+
+        prepare()
         for _ in range(options.warmup_iters):
             run()
         wrong = check() if options.check else 0
+        self._device.synchronize()
         communicator.barrier()
         before = communicator.stats()
         start = time.perf_counter()
         for _ in range(options.iters):
             run()
+        self._device.synchronize()
         seconds = time.perf_counter() - start
         after = communicator.stats()
         if options.check:
             if not in_place and options.iters:  # what the last timed call left
-                wrong += case.count_wrong(result)
+                wrong += count_wrong()
             wrong += check()
         calls = max(options.iters, 1)
         mine = [seconds, after.bytes_sealed - before.bytes_sealed, after.bytes_opened - before.bytes_opened]
@@ -297,6 +298,8 @@ def _parser(collective: Collective, silent: bool) -> _Parser:
         metavar="NAME",
         help="pin a plan: one_shot, direct or ring (default: the tuner's choice)",
     )
+    add("--device", choices=DEVICES, default="cpu", help="where arrays lie (default cpu); emulated: to try the script")
+    add("--staged", action="store_true", help="on a device: copy records, even where kernels could reach the slots")
     add("--key", type=Path, metavar="FILE", help="key file, 0600 (default: the configured key, else one of this host)")
     add("--timeout", type=float, default=60.0, metavar="S", help="seconds a collective may take (default 60)")
     add("--json", type=Path, metavar="FILE", help="also write the results here, from rank 0")
@@ -359,6 +362,7 @@ def run(
     options: argparse.Namespace,
     rates: AeadRates,
     notes: Sequence[str] = (),
+    device: Device | None = None,
 ) -> int:
     """Measures everything, prints the table on rank 0, and returns the exit status."""
     shown = launch.rank == 0
@@ -378,7 +382,7 @@ def run(
     for note in notes:
         say(f"# {note}")
     say(f"#\n{header()}")
-    bench = Bench(communicator, rates, options)
+    bench = Bench(communicator, rates, options, device or Cpu())
     rows = []
     for case in cases(collective, launch, options):
         progress(f"measuring {case.nbytes} bytes")
@@ -399,6 +403,7 @@ def run(
             "ranks": launch.size,
             "launcher": launch.launcher.value,
             "cores": cores(),
+            "device": options.device,
             "cipher": CIPHER,
             "aead": asdict(rates),
             "iters": options.iters,
@@ -419,14 +424,16 @@ def main(collective: Collective, argv: Sequence[str] | None = None) -> int:
         rank = launch.rank
         options = parse(collective, launch, argv)
         key, note = choose_key(launch, options.key)
+        device = make(options.device, launch, options.staged)
         from securecoll import SecureCollError
     except LaunchError as error:
         print(f"{collective.name}_perf.py: rank {rank}: {error}", file=sys.stderr)
         return FAILED
     try:
-        with join(launch, key, options.timeout) as communicator:
+        with join(launch, key, options.timeout, device.communicator) as communicator:
             rates = shared_rates(communicator, launch)
-            return run(communicator, collective, launch, options, rates, [note])
+            notes = [note, *filter(None, [device.note])]
+            return run(communicator, collective, launch, options, rates, notes, device)
     except LaunchError as error:
         print(f"{collective.name}_perf.py: rank {rank}: {error}", file=sys.stderr)
         return FAILED

@@ -584,6 +584,13 @@ void bind_engine(nb::module_& m) {
            nb::arg("recv_counts") = nb::none(), nb::arg("timeout") = 0.0, nb::arg("algorithm") = 0,
            nb::arg("blocking") = true)
       .def_prop_ro("capsule", &PyCommunicator::capsule)
+      .def(
+          "drain",
+          [](const PyCommunicator& c, double seconds) {
+            nb::gil_scoped_release free;
+            return c.communicator_->drain(now_ns() + static_cast<int64_t>(seconds * 1e9));
+          },
+          nb::arg("seconds"), "Whether nothing is in flight any more, after so long at most.")
       .def("close", &PyCommunicator::close)
       .def("abort", &PyCommunicator::abort)
       .def(

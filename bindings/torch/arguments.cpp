@@ -172,7 +172,8 @@ void Call::reduction(const c10d::ReduceOp& op) {
   request_.redop = code;
   request_.factor = 1;
   if (reduction.code == RedOp::premul_sum) {
-    const auto* supplement = dynamic_cast<const c10d::PreMulSumSupplement*>(op.supplement_.get());
+    // The name that torch 2.11 has for it, and later ones keep.
+    const auto* supplement = dynamic_cast<const c10d::NCCLPreMulSumSupplement*>(op.supplement_.get());
     require(supplement != nullptr, "PREMUL_SUM needs a factor");
     if (supplement->tensor_factor.defined()) {
       require(!supplement->tensor_factor.is_complex(), "the factor of PREMUL_SUM must be real");

@@ -266,8 +266,7 @@ Backend::Handle Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tenso
   call.check_overlap(std::nullopt);
   call.reduction(opts.reduceOp);
   call.count(elements);
-  return go(call, c10d::OpType::REDUCE_SCATTER_TENSOR_COALESCED, "securecoll:reduce_scatter_tensor_coalesced", opts,
-            outputs);
+  return go(call, c10d::OpType::COALESCED, "securecoll:reduce_scatter_tensor_coalesced", opts, outputs);
 }
 
 Backend::Handle Backend::gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) {

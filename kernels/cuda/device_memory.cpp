@@ -511,6 +511,7 @@ class DeviceMemory final : public Memory {
     snapshots_ = static_cast<Status*>(device_->allocate_pinned(sizeof(Status) * (kSnapshots + 1)));
     pinned_key_ = static_cast<uint8_t*>(device_->allocate_pinned(kAlign));
     if (!snapshots_ || !pinned_key_) refuse("it gave no pinned host memory");
+    std::fill_n(snapshots_, kSnapshots + 1, Status{});
 
     // The one key that crosses as it is. Where the way to the device is not trusted, its driver encrypts it.
     wrapping_here_ = Arena::instance().allocate(sizeof(host::AeadKey));
@@ -603,6 +604,17 @@ class DeviceMemory final : public Memory {
     flights_[channel].push_back({upto, at, std::move(keep), snapshot});
   }
 
+  // Opens are numbered as their verdicts are. Where none is named, the host stopped the device, and none counts.
+  void learn(const Status& status) {
+    if (status.failed && refused_from_ == UINT64_MAX) refused_from_ = status.first ? ~status.first : 1;
+  }
+
+  // Whether any verdict that reached the host says that a record was refused.
+  bool learn_refusal() {
+    std::for_each(snapshots_, snapshots_ + kSnapshots, [this](const Status& status) { learn(status); });
+    return refused_from_ != UINT64_MAX;
+  }
+
   void look(Channel channel) {
     auto& flights = flights_[channel];
     std::vector<Flight> landed;  // let go of without the lock
@@ -610,12 +622,16 @@ class DeviceMemory final : public Memory {
     while (!flights.empty()) {
       Flight& f = flights.front();
       const Device::State state = device_->query(f.moment.get());
-      check(state != Device::State::failed);
       if (state == Device::State::pending) return;
+      if (state == Device::State::failed) {
+        // A gate that trapped takes all events of its context with it. The verdict that made it trap was on the host
+        // before: so the error is a refused record, not a broken device.
+        check(learn_refusal());
+        if (channel == kVerdict) settled_[channel] = flights.back().upto;
+        return;
+      }
       if (channel == kVerdict) {
-        const Status& status = snapshots_[f.snapshot];
-        // Opens are numbered as their verdicts are. Where none is named, the host stopped the device, and none counts.
-        if (status.failed && refused_from_ == UINT64_MAX) refused_from_ = status.first ? ~status.first : 1;
+        learn(snapshots_[f.snapshot]);
       }
       settled_[channel] = f.upto;
       landed.push_back(std::move(f));

@@ -222,6 +222,24 @@ Memory& Communicator::memory_at(uint32_t place) {
   return *device_;
 }
 
+void* Communicator::mark(Memory& memory, void* stream) {
+  try {
+    return memory.mark(stream);
+  } catch (const EngineError&) {
+    throw;
+  } catch (const std::exception& e) {
+    // A gate that trapped takes the device with it. The verdict behind it is on the host, or about to be.
+    const int64_t until = now_ns() + 500 * kMillisecond;
+    while (state_ != State::failed && now_ns() < until) {
+      round(true);
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    const Error error = this->error();
+    if (error) throw EngineError(error.kind, here() + "this communicator cannot be used any more: " + error.message);
+    throw EngineError(ErrorKind::closed, here() + e.what());
+  }
+}
+
 Operation* Communicator::take_operation() {
   if (spare_.empty()) return new Operation;
   Operation* op = spare_.back();
@@ -252,7 +270,7 @@ Operation* Communicator::submit(const sc_request& request, uint8_t algorithm) {
       step_failing();
   }
   Memory& memory = memory_at(r.place);
-  Mark ready{memory, memory.mark(r.stream)};
+  Mark ready{memory, mark(memory, r.stream)};
   std::unique_lock lock(mutex_);
   auto raise = [&] {
     throw EngineError(error_.kind, here() + "this communicator cannot be used any more: " + error_.message);
@@ -859,6 +877,22 @@ void Communicator::conclude() {
   for (Operation* op : unfinished) complete(op, error);
 }
 
+bool Communicator::drain(int64_t until) {
+  if (generation_ != fork_generation()) return true;
+  for (;;) {
+    Operation* last = nullptr;
+    {
+      std::lock_guard lock(mutex_);
+      if (queue_.empty()) return true;
+      last = queue_.back();
+      last->references.fetch_add(1);
+    }
+    const bool final = wait(*last, until);
+    release(last);
+    if (!final) return false;
+  }
+}
+
 void Communicator::abort(const std::string& reason) {
   if (generation_ != fork_generation()) return;
   {
@@ -880,20 +914,7 @@ void Communicator::abort(const std::string& reason) {
 
 void Communicator::close() {
   if (generation_ != fork_generation()) return;
-  // What is in flight ends by itself, at its deadline at the latest.
-  for (;;) {
-    Operation* last = nullptr;
-    {
-      std::lock_guard lock(mutex_);
-      if (!queue_.empty()) {
-        last = queue_.back();
-        last->references.fetch_add(1);
-      }
-    }
-    if (!last) break;
-    wait(*last, 0);
-    release(last);
-  }
+  drain(0);  // what is in flight ends by itself, at its deadline at the latest
   {
     std::lock_guard progress(progress_);
     {

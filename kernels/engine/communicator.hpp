@@ -58,6 +58,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void resume(Operation& op, void* stream);
   static void release(Operation* op);
 
+  // Makes progress until nothing is in flight or `until` (ns, monotonic) has passed. Whether nothing is.
+  bool drain(int64_t until);
   void abort(const std::string& reason);
   void close();
   Error error();
@@ -101,6 +103,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void check_generation() const;
   void check(const sc_request& request) const;
   Memory& memory_at(uint32_t place);
+  // memory.mark(stream). Throws the communicator's error where that is why the device takes no more work.
+  void* mark(Memory& memory, void* stream);
   std::shared_ptr<const Prepared> prepare(std::unique_lock<std::mutex>& lock, const sc_request& request,
                                           uint8_t algorithm);
   Operation* take_operation();

@@ -1,12 +1,16 @@
-"""The run that a GPU gets, on the emulated device: to its end, with a complete report, and with failures told as such."""
+"""The run that a GPU gets, on the emulated device: to its end, with a complete report that tells failures."""
 
 from __future__ import annotations
 
 import json
+import random
+import secrets
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from gpu_check import aesgcm
 from gpu_check.__main__ import STEPS, Step, main
 from gpu_check.cubins import sources
 from gpu_check.findings import Content, Findings, Skipped
@@ -132,3 +136,12 @@ def test_machine_code_of_different_sources_has_different_names() -> None:
     all_of_them = {source for kind in ("tensor", "portable", "names") for source in sources(kind)}
     assert len({source.stem for source in all_of_them}) == len(all_of_them) >= 5
     assert all(source.exists() for source in all_of_them)
+
+
+def test_what_stands_in_for_cryptography_seals_alike() -> None:
+    generator = random.Random(seed := secrets.randbits(32))
+    print(f"seed {seed}")
+    for size in (0, 1, 15, 16, 1000):
+        key, nonce, text = (generator.randbytes(n) for n in (32, 12, size))
+        for data in (None, generator.randbytes(32)):
+            assert aesgcm.AESGCM(key).encrypt(nonce, text, data) == AESGCM(key).encrypt(nonce, text, data)

@@ -62,6 +62,27 @@ def test_two_ranks_under_torchrun_have_nothing_wrong(tmp_path: Path) -> None:
     assert document["launcher"] == "torchrun"
 
 
+@pytest.mark.parametrize("options", [["--staged"], ["-d", "bfloat16"]], ids=["staged", "mapped"])
+def test_two_ranks_on_emulated_devices_have_nothing_wrong(options: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    script = ROOT / "benchmarks" / "all_reduce_perf.py"
+    arguments = ["--device", "emulated", *options, "-b", "8", "-e", "4K", "-f", "512", "-n", "1", "-w", "0"]
+    result = start("mpirun", script, [*arguments, "--json", str(file)], tmp_path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "times mean nothing" in result.stdout
+    document = json.loads(file.read_text())
+    assert document["device"] == "emulated" and document["wrong"] == 0
+    assert [row["size"] for row in document["rows"]] == [8, 4096]
+    assert all(row[half]["sealed"] > 0 for row in document["rows"] for half in ("out_of_place", "in_place"))
+
+
+def test_without_a_gpu_one_sentence_says_what_is_missing(tmp_path: Path) -> None:
+    result = start("mpirun", ROOT / "benchmarks" / "all_reduce_perf.py", ["--device", "cuda"], tmp_path)
+    if result.returncode == 0:
+        pytest.skip("there is a GPU")
+    assert result.returncode == 2 and "--device cuda" in result.stderr and "Traceback" not in result.stderr
+
+
 def test_a_result_that_was_corrupted_under_mpirun_is_status_1(tmp_path: Path) -> None:
     script = tmp_path / "corrupting_perf.py"
     script.write_text(

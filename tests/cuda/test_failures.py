@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,7 +17,7 @@ from securecoll import Communicator, ConfigError, PeerLostError, SecureCollError
 from tests.cuda import arrays
 from tests.cuda.arrays import Array
 from tests.cuda.groups import devices
-from tests.groups import SMALL, group, left_behind, run
+from tests.groups import SMALL, HostView, group, left_behind, run
 
 COUNT = 3000
 
@@ -146,3 +147,75 @@ def test_a_peer_that_dies_with_chunks_in_flight(tmp_path: Path, how: dict[str, b
         assert error.startswith("PeerLostError") and "rank 2" in error, error
         assert seconds < 10
     assert not left_behind()
+
+
+def _after_the_trap(comm: Communicator, gate: str) -> list[str]:
+    x = Array(comm.device, np.ones(COUNT, np.float32)) if comm.device else np.ones(COUNT, np.float32)
+    if comm.device:
+        deadline = time.monotonic() + 30
+        while not Path(gate).exists() and time.monotonic() < deadline:
+            time.sleep(0.002)
+    errors = []
+    for _ in range(4):
+        try:
+            comm.all_reduce(x, algorithm="one_shot")
+            if comm.device:
+                comm.device.engine.synchronize()
+        except (SecureCollError, RuntimeError) as e:
+            errors.append(type(e).__name__)
+    return errors
+
+
+def test_calls_after_a_trap_raise_the_communicators_error(tmp_path: Path) -> None:
+    """The device takes nothing any more, and that is not what the user should read."""
+    gate = tmp_path / "gate"
+    with group(2, tmp_path, _after_the_trap, str(gate), shape=SMALL, device=devices(only=(1,)), timeout=30.0) as ranks:
+        ranks.wait_joined()
+        view = HostView(ranks.pids[0], 0, 2, SMALL)
+        view.wait_head(2, 1)
+        view.flip(view.slot_at(2, 0))
+        gate.touch()
+        errors = ranks.finish()[1].value
+    assert errors[-2:] == ["AuthenticationError"] * 2, errors
+    assert set(errors) <= {"AuthenticationError", "RuntimeError"}
+
+
+LEAVES = """
+import sys
+from pathlib import Path
+import numpy as np
+import securecoll
+from securecoll import Communicator, cuda
+from tests.cuda.arrays import Array
+rank, folder, library = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
+exchange = securecoll.DirectoryExchange(folder / "exchange", rank=rank, size=2)
+device = cuda.emulated(library, "latency=300") if rank == 0 else None
+comm = Communicator.create(exchange, folder / "key", timeout=30.0, device=device)
+x = np.full(30_000, rank + 1.0, np.float32)
+there = Array(device, x) if rank == 0 else x
+comm.all_reduce(there)
+if rank == 1:
+    assert (x == 3.0).all()
+print("left")
+"""
+
+
+def test_a_script_that_ends_behind_a_call_still_sends_what_it_owes(tmp_path: Path) -> None:
+    """Rank 0's call returns when its work was given to the device; its records leave it later, and it never closes."""
+    (tmp_path / "exchange").mkdir()
+    key = tmp_path / "key"
+    key.touch(mode=0o600)
+    key.write_bytes(bytes(range(32)))
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", LEAVES, str(rank), str(tmp_path), arrays.library()],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=arrays.ROOT,
+        )
+        for rank in range(2)
+    ]
+    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert all("left" in output for output in outputs)
