@@ -36,7 +36,7 @@ class Target:
 
     emulate: bool
     scale: Scale
-    library: str = ""
+    kernels: str = ""
     """The kernels, built for the emulated device."""
 
     @classmethod
@@ -65,4 +65,4 @@ class Target:
 
         if not self.emulate:
             return replace(cuda.device(0), mapped=mapped)
-        return cuda.emulated(self.library, f"seed={rank + 1} {options}", mapped=mapped)
+        return cuda.emulated(self.kernels, f"seed={rank + 1} {options}", mapped=mapped)

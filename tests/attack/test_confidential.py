@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from securecoll import Communicator
-from tests.groups import SMALL, HostView, group
+from securecoll.shape import Shape
+from tests.groups import SMALL, Group, HostView, group
 
 CANARY = b"the host must not read this line"
 
@@ -43,27 +44,32 @@ def works(comm: Communicator, seconds: float) -> int:
             return rounds
 
 
+def watch(ranks: Group, shape: Shape, *secrets: bytes) -> None:
+    """Plays the host while two ranks work: looks for secrets in their segments, which must not be empty. Then makes
+    sure that it would have found them."""
+    seen, memory = 0, b""
+    views = [HostView(ranks.pids[r], r, 2, shape) for r in range(2)]
+    while not ranks._pipes[0].poll():
+        for view in views:
+            assert view.memory is not None
+            memory = view.memory[:]
+            seen += len(memory) - memory.count(0)
+            assert not any(shows(memory, secret) for secret in secrets)
+    assert seen > 100_000, "the segments were empty: nothing was looked at"
+    # The same memory with one fragment of a secret in it.
+    planted = memory[:5000] + secrets[0][11:19] + memory[5008:]
+    assert shows(planted, secrets[0])
+
+
 def test_no_payload_and_no_key_in_what_the_host_can_read(tmp_path: Path) -> None:
     """Segments of both ranks, sampled while every collective moves a known line; and all that the exchange held."""
-    seen = 0
     with group(2, tmp_path, works, 1.5, shape=SMALL) as ranks:
         ranks.wait_joined()
         key = (tmp_path / "key").read_bytes()
-        views = [HostView(ranks.pids[r], r, 2, SMALL) for r in range(2)]
         exchanged = b"".join(path.read_bytes() for path in (tmp_path / "exchange").rglob("*") if path.is_file())
-        while not ranks._pipes[0].poll():
-            for view in views:
-                assert view.memory is not None
-                memory = view.memory[:]
-                seen += len(memory) - memory.count(0)
-                assert not shows(memory, CANARY)
-                assert not shows(memory, key)
+        watch(ranks, SMALL, CANARY, key)
         outcomes = ranks.finish()
     assert all(outcome.error is None and outcome.value > 3 for outcome in outcomes)
-    assert seen > 100_000, "the segments were empty: nothing was looked at"
     assert exchanged, "the exchange was empty: nothing was looked at"
     for form in (key, key.hex().encode(), key.hex().upper().encode(), base64.b64encode(key)):
         assert not shows(exchanged, form)
-    # The scanner finds what is there: the same memory with one fragment of the line in it.
-    planted = memory[:5000] + CANARY[11:19] + memory[5008:]
-    assert shows(planted, CANARY)

@@ -15,7 +15,7 @@ KERNELS = ROOT / "kernels" / "cuda" / "securecoll.cu"
 
 
 @functools.cache
-def library(mode: str = "plain") -> str:
+def kernels(mode: str = "plain") -> str:
     """The path of the kernels, built for the emulator."""
     return str(build([KERNELS], mode))
 

@@ -119,7 +119,7 @@ class Chunk:
 class Card:
     """The device, its status word, and how its threads take turns."""
 
-    library: Path
+    kernels: Path
     order: Order = Order.IN_TURN
     seed: int = 1
     memory_bytes: int = 256 << 20
@@ -128,7 +128,7 @@ class Card:
     partials: int = field(init=False)
 
     def __post_init__(self) -> None:
-        self.emulator = Emulator(self.library, self.memory_bytes, self.seed)
+        self.emulator = Emulator(self.kernels, self.memory_bytes, self.seed)
         self.status = self.emulator.upload(bytes(64))
         self.partials = self.emulator.upload(bytes(PARTIAL_BYTES * RECORDS))
 

@@ -29,4 +29,4 @@ def devices(
 
     The kernels are built here, once, and not by each rank.
     """
-    return functools.partial(_device, arrays.library(mode), options, mapped, copies_block, only)
+    return functools.partial(_device, arrays.kernels(mode), options, mapped, copies_block, only)

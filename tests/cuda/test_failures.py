@@ -100,11 +100,11 @@ def _without_cupy(comm: Communicator) -> str:
 
 def arrays_device() -> cuda.Device:
     """A device that no communicator knows."""
-    return cuda.emulated(arrays.library(), "seed=1")
+    return cuda.emulated(arrays.kernels(), "seed=1")
 
 
 def test_without_cupy_one_sentence_says_what_is_missing(tmp_path: Path) -> None:
-    arrays.library()
+    arrays.kernels()
     for error in run(2, tmp_path, _without_cupy, shape=SMALL):
         assert error.startswith("ConfigError") and "CuPy" in error and "pip install 'securecoll[cuda13]'" in error
 
@@ -119,7 +119,7 @@ def test_a_library_that_is_no_device_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no emulated device"):
         cuda.emulated(str(tmp_path / "missing.so"))
     with pytest.raises(ConfigError, match="'order=sideways'"):
-        cuda.emulated(arrays.library(), "order=sideways")
+        cuda.emulated(arrays.kernels(), "order=sideways")
 
 
 def _until_killed(comm: Communicator) -> tuple[str, float]:
@@ -208,7 +208,7 @@ def test_a_script_that_ends_behind_a_call_still_sends_what_it_owes(tmp_path: Pat
     key.write_bytes(bytes(range(32)))
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", LEAVES, str(rank), str(tmp_path), arrays.library()],
+            [sys.executable, "-c", LEAVES, str(rank), str(tmp_path), arrays.kernels()],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
