@@ -210,4 +210,17 @@ def _read_once() -> tuple[Config, KeySource | None]:
             config = Config.from_environment(os.environ)
             known = (config.key_fd, config.key_file, config.key) != (None, None, None)
             _current = (config, config.key_source() if known else None)
+            _show_log(config.log)
         return _current
+
+
+def _show_log(level: int) -> None:
+    """A program that sets up logging itself decides where messages go; for any other they go to stderr."""
+    if level == logging.WARNING:  # what Python does by itself
+        return
+    log = logging.getLogger("securecoll")
+    log.setLevel(level)
+    if not log.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
+        log.addHandler(handler)

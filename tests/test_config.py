@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -160,3 +162,26 @@ def test_no_key_shows_in_a_repr():
     settings = read(KEY=HEX)
     assert "key=" not in repr(settings)
     assert HEX not in repr(settings) + str(settings) + repr(settings.key_source())
+
+
+JOINS = """
+import sys, tempfile
+import numpy as np
+import securecoll
+with tempfile.NamedTemporaryFile() as file:
+    file.write(bytes(range(32)))
+    file.flush()
+    with securecoll.Communicator.create(None, file.name) as comm:
+        comm.all_reduce(np.ones(3))
+"""
+
+
+@pytest.mark.parametrize(("level", "shown"), [("info", 1), ("debug", 1), ("warning", 0), ("error", 0), (None, 0)])
+def test_the_log_level_shows_one_line_for_each_communicator(level: str | None, shown: int) -> None:
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("SECURECOLL_")}
+    if level is not None:
+        environ["SECURECOLL_LOG"] = level
+    done = subprocess.run([sys.executable, "-c", JOINS], env=environ, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("securecoll: rank 0 of 1 joined") == shown, done.stderr
+    assert bytes(range(32)).hex() not in done.stderr
