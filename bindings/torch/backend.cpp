@@ -223,6 +223,32 @@ Backend::Handle Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tenso
   return go(call, c10d::OpType::COALESCED, "securecoll:all_gather_into_tensor_coalesced", opts, outputs);
 }
 
+Backend::Handle Backend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
+                                             const c10d::AllgatherOptions& opts) {
+  Call call = begin("all_gather_coalesced", Collective::all_gather, opts);
+  call.require(!inputs.empty(), "needs at least one input");
+  call.require(outputs.size() == static_cast<size_t>(size_), "needs ", size_, " output lists, one for each rank; ",
+               outputs.size(), " were given");
+  int64_t elements = 0;
+  for (const at::Tensor& input : inputs) {
+    call.reads(input);
+    elements += input.numel();
+  }
+  Tensors all;
+  for (const Tensors& parts : outputs) {
+    call.require(parts.size() == inputs.size(), "each output list needs ", inputs.size(), " tensors, not ",
+                 parts.size());
+    for (size_t i = 0; i < parts.size(); ++i) {
+      call.writes(parts[i]);
+      require_elements(call, parts[i], "output", inputs[i].numel());
+      all.push_back(parts[i]);
+    }
+  }
+  call.check_overlap(std::nullopt);
+  call.count(elements);
+  return go(call, c10d::OpType::ALLGATHER_COALESCED, "securecoll:all_gather_coalesced", opts, std::move(all));
+}
+
 Backend::Handle Backend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
                                         const c10d::ReduceScatterOptions& opts) {
   Call call = begin("reduce_scatter", Collective::reduce_scatter, opts);
@@ -335,6 +361,12 @@ Backend::Handle Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d:
 Backend::Handle Backend::barrier(const c10d::BarrierOptions& opts) {
   Call call = begin("barrier", Collective::barrier, opts);
   return go(call, c10d::OpType::BARRIER, "securecoll:barrier", opts, {});
+}
+
+void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool /*wait_all_ranks*/) {
+  c10d::BarrierOptions blocking = opts;
+  blocking.asyncOp = false;
+  barrier(blocking);
 }
 
 }  // namespace securecoll::binding

@@ -44,6 +44,8 @@ class Backend final : public c10d::Backend {
   Handle _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) override;
   Handle allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
                                          const c10d::AllgatherOptions& opts) override;
+  // Tensors of one dtype; `outputs` holds a list for each rank.
+  Handle allgather_coalesced(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) override;
   Handle reduce_scatter(Tensors& outputs, TensorLists& inputs, const c10d::ReduceScatterOptions& opts) override;
   Handle _reduce_scatter_base(at::Tensor& output, at::Tensor& input, const c10d::ReduceScatterOptions& opts) override;
   Handle reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -54,6 +56,9 @@ class Backend final : public c10d::Backend {
                        std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) override;
   Handle alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
   Handle barrier(const c10d::BarrierOptions& opts) override;
+  // A barrier with a limit of its own. The first rank whose limit passes names every rank that did not come, and tells
+  // the others. As any failure, it ends the group.
+  void monitoredBarrier(const c10d::BarrierOptions& opts, bool wait_all_ranks) override;
 
  private:
   template <class Opts>

@@ -52,8 +52,8 @@ typedef struct {
    * all_gather, gather, reduce_scatter, scatter: `send_counts` alone, the part of each rank, equal on all ranks. */
   const uint64_t* send_counts;
   const uint64_t* recv_counts;
-  /* Where the segments lie: 0, CPU memory; 1 + n, memory of device n. `stream` is then the caller's stream (a CUstream;
-   * null: the default one): the operation comes after what was given to it before. */
+  /* Where the segments lie: 0, CPU memory; 1 + n, memory of device n. `stream` is then the caller's stream (a
+   * CUstream; null: the default one): the operation comes after what was given to it before. */
   uint32_t place;
   void* stream;
   int64_t timeout_ns; /* from now; <= 0: the communicator's default */

@@ -8,13 +8,14 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterable
+from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from securecoll.errors import ConfigError
+from securecoll.errors import CollectiveTimeout, ConfigError
 from tests.torch.ranks import on_ranks
 
 Op = dist.ReduceOp
@@ -679,3 +680,32 @@ def test_many_groups_with_traffic_in_opposite_order(rank: int, size: int) -> Non
     equal_all(tensors, [torch.full((1000,), 1.0), torch.full((1000,), 3.0)])
     for group in groups:
         dist.destroy_process_group(group)
+
+
+@on_ranks(1, 2, 4)
+def test_all_gather_coalesced(rank: int, size: int) -> None:
+    def inputs(r: int) -> list[torch.Tensor]:
+        return [torch.full((3, 2), float(r)), torch.arange(5.0) + 10 * r, torch.empty(0)]
+
+    outputs = [[torch.full_like(t, -1) for t in inputs(r)] for r in range(size)]
+    dist.all_gather_coalesced(outputs, inputs(rank))
+    for r in range(size):
+        for got, want in zip(outputs[r], inputs(r), strict=True):
+            assert torch.equal(got, want)
+    with pytest.raises(ConfigError, match=r"each output list needs 1 tensors, not 2"):
+        default = dist.distributed_c10d._get_default_group()
+        default.allgather_coalesced([[torch.ones(1), torch.ones(1)]] * size, [torch.ones(1)])
+
+
+@on_ranks(4)
+def test_a_monitored_barrier_names_every_rank_that_does_not_come(rank: int, size: int) -> None:
+    group = dist.new_group(list(range(size)))
+    group.monitored_barrier(timedelta(seconds=10))
+    if rank in (0, 2):
+        began = time.monotonic()
+        # The first whose limit passes names them; it tells the other, which may be faster than its own clock.
+        told = r"rank [02] reports a timeout \(rank 1\) in barrier"
+        with pytest.raises(CollectiveTimeout, match=rf"barrier.* waiting for ranks 1, 3\b|{told}"):
+            group.monitored_barrier(timedelta(seconds=1))
+        assert 0.9 < time.monotonic() - began < 4
+    dist.barrier()
