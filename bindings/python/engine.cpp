@@ -165,10 +165,19 @@ Array array_of(const nb::object& from, const char* name, const char* wanted) {
                         nb::cast<std::string>(nb::str(nb::handle(reinterpret_cast<PyObject*>(Py_TYPE(from.ptr()))))));
 }
 
+// Whether the interpreter ends: a thread that then asks for its lock is ended where it stands.
+bool finalizing() {
+#if PY_VERSION_HEX >= 0x030D0000
+  return Py_IsFinalizing() != 0;
+#else
+  return _Py_IsFinalizing() != 0;
+#endif
+}
+
 // A Python object that any thread may drop.
 std::shared_ptr<nb::object> shared(nb::object o) {
   return std::shared_ptr<nb::object>(new nb::object(std::move(o)), [](nb::object* p) {
-    if (!Py_IsInitialized()) return;  // at the very end there is nobody left to give it to
+    if (!Py_IsInitialized() || finalizing()) return;  // at the very end there is nobody left to give it to
     nb::gil_scoped_acquire gil;
     delete p;
   });

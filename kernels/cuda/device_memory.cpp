@@ -104,6 +104,8 @@ class Worker {
     }
     wait_made(given());
   }
+  // In a forked child, where destroying the thread would wait for one that does not exist.
+  void abandon() { static_cast<void>(new std::thread(std::move(thread_))); }
   void join() {
     if (!started()) return;
     {
@@ -175,7 +177,10 @@ class DeviceMemory final : public Memory {
   }
 
   ~DeviceMemory() override {
-    if (generation_ != fork_generation()) return;  // the device works for the parent
+    if (generation_ != fork_generation()) {  // the device works for the parent, and its threads are not here
+      for (Worker& w : workers_) w.abandon();
+      return;
+    }
     for (Worker& w : workers_) w.join();
     const Current current(*device_);
     for (Device::Stream s : {send_, receive_, in_, out_, aside_}) device_->synchronize(s);
