@@ -52,7 +52,7 @@ _KERNEL_FLAGS = {
     "plain": ["-O3"],
     "race": [*_INSTRUMENTED, "--param=tsan-instrument-func-entry-exit=0"],
     "asan": ["-O1", "-fsanitize=address", "-fno-omit-frame-pointer"],
-    "tsan": _INSTRUMENTED,
+    "tsan": [*_INSTRUMENTED, "-DSC_EMULATOR_TSAN"],
 }
 _EMULATOR_FLAGS = {
     "plain": ["-O3"],

@@ -57,7 +57,7 @@ size_t page_bytes() {
 }
 
 // The fiber that start() is to run: an entry point of a stack takes no argument that all switches could pass.
-__thread Fiber* starting __attribute__((tls_model("initial-exec"))) = nullptr;
+__thread Fiber* starting = nullptr;
 
 }  // namespace
 

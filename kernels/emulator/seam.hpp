@@ -14,8 +14,15 @@ struct ThreadView {
   uint3 thread, block, block_size, grid_size;
   uint8_t* window;  // the block's shared memory window
 };
-// Plain __thread: a C++ thread_local would be reached through a function, and kernels read this all the time.
-extern __thread ThreadView* current __attribute__((tls_model("initial-exec")));
+// Plain __thread: a C++ thread_local would be reached through a function, and kernels read this all the time. Not of
+// the initial-exec model, for a process has room for a few libraries of that kind, and tests load many; but
+// ThreadSanitizer, which has a process to itself, takes the other model's look-up for an access of its own.
+#if defined(SC_EMULATOR_TSAN)
+#define SC_TLS_MODEL __attribute__((tls_model("initial-exec")))
+#else
+#define SC_TLS_MODEL
+#endif
+extern __thread ThreadView* current SC_TLS_MODEL;
 
 // Where in the source a barrier or a warp operation stands.
 struct Site {
