@@ -39,7 +39,7 @@ def test_nvrtc_compiles_without_a_word(source: Path, architecture: str) -> None:
     options = [f"-arch={architecture}".encode(), b"-std=c++17", f"-I{ROOT / 'kernels'}".encode()]
     (error,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
     _, size = nvrtc.nvrtcGetProgramLogSize(program)
-    # The binding writes into this object, so it must be nobody else's: Python has but one of every bytes of length one.
+    # The binding writes into this object, so it must be nobody else's: of length one, Python has only one of each.
     log = b" " * (size + 1)
     nvrtc.nvrtcGetProgramLog(program, log)
     assert (error, log.strip(b" \0\n")) == (nvrtc.nvrtcResult.NVRTC_SUCCESS, b"")
