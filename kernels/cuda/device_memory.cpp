@@ -16,7 +16,6 @@
 #include "engine/arena.hpp"
 #include "engine/error.hpp"
 #include "engine/fork.hpp"
-#include "engine/kdf.hpp"
 #include "host/aead.hpp"
 #include "host/reduce.hpp"
 

@@ -15,9 +15,9 @@ KERNELS = ROOT / "kernels" / "cuda" / "securecoll.cu"
 
 
 @functools.cache
-def kernels(mode: str = "plain") -> str:
+def kernels() -> str:
     """The path of the kernels, built for the emulator."""
-    return str(build([KERNELS], mode))
+    return str(build([KERNELS]))
 
 
 class Array:

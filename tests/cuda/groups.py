@@ -23,10 +23,9 @@ def devices(
     mapped: bool = False,
     copies_block: bool = False,
     only: Collection[int] | None = None,
-    mode: str = "plain",
 ) -> Callable[[int], cuda.Device | None]:
     """For ``device`` of :func:`tests.groups.group`: a device for each rank, or for ``only`` some.
 
     The kernels are built here, once, and not by each rank.
     """
-    return functools.partial(_device, arrays.kernels(mode), options, mapped, copies_block, only)
+    return functools.partial(_device, arrays.kernels(), options, mapped, copies_block, only)
