@@ -104,12 +104,14 @@ class Device:
 
 @final
 class Operation:
-    """One collective in flight."""
+    """One collective or message in flight."""
 
     def wait(self, timeout: float | None = None) -> None: ...
     def done(self) -> bool: ...
     @property
     def sequence(self) -> int: ...
+    @property
+    def source(self) -> int | None: ...
 
 @final
 class Communicator:
@@ -126,6 +128,8 @@ class Communicator:
         segment: Segment | None,
         link_tx: Sequence[Secret | None],
         link_rx: Sequence[Secret | None],
+        p2p_tx: Sequence[Secret | None],
+        p2p_rx: Sequence[Secret | None],
         control_tx: Sequence[Secret | None],
         control_rx: Sequence[Secret | None],
         sender: Sequence[Secret | None],
@@ -147,6 +151,9 @@ class Communicator:
         algorithm: int = 0,
         blocking: bool = True,
     ) -> Operation | None: ...
+    def exchange(
+        self, sends: bool, array: object, peer: int | None, tag: int, timeout: float = 0.0, blocking: bool = True
+    ) -> Operation | int | None: ...
     @property
     def capsule(self) -> object: ...
     def drain(self, seconds: float) -> bool: ...

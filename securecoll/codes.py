@@ -23,6 +23,13 @@ class Collective(IntEnum):
     BARRIER = 9
 
 
+class PointToPoint(IntEnum):
+    """What one rank does with another; numbered together with :class:`Collective`."""
+
+    SEND = 10
+    RECEIVE = 11
+
+
 class DType(IntEnum):
     """Element types; ``NONE`` is a barrier's."""
 

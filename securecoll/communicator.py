@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from struct import pack
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal, overload
 
 from securecoll import _engine, config, cuda, handshake, plan
 from securecoll.codes import Collective, DType, ReduceOp
@@ -26,7 +26,8 @@ from securecoll.shape import Shape, cores
 log = logging.getLogger("securecoll")
 
 Work = _engine.Operation
-"""A collective in flight: ``wait(timeout=None)`` raises its error or :class:`CollectiveTimeout`, ``done()`` asks."""
+"""A collective or message in flight: ``wait(timeout=None)`` raises its error or :class:`CollectiveTimeout`, ``done()``
+asks; ``source`` is the rank whose message a finished receive got."""
 
 DEFAULT_TIMEOUT = 300.0
 """Seconds that joining and each collective may take."""
@@ -179,6 +180,8 @@ class Communicator:
                 segment,
                 session.link_tx,
                 session.link_rx,
+                session.p2p_tx,
+                session.p2p_rx,
                 session.control_tx,
                 session.control_rx,
                 session.sender,
@@ -396,6 +399,72 @@ class Communicator:
         """Returns when every rank has called it."""
         none = ReduceOp.NONE
         return self._run(Collective.BARRIER, None, None, none, 0, 1.0, None, None, timeout, async_op, None)
+
+    @overload
+    def send(self, array: Any, dest: int, tag: int = 0, *, timeout: float | None = None) -> None: ...
+
+    @overload
+    def send(
+        self, array: Any, dest: int, tag: int = 0, *, timeout: float | None = None, async_op: Literal[True]
+    ) -> Work: ...
+
+    def send(
+        self, array: Any, dest: int, tag: int = 0, *, timeout: float | None = None, async_op: bool = False
+    ) -> Work | None:
+        """Sends ``array``, on the CPU, to rank ``dest``. Not collective: that rank calls :meth:`recv`.
+
+        Messages between two ranks with the same ``tag`` (not negative) arrive in the order they were sent. Up to
+        64 KiB are sent at once and may be received later; a larger array is sent when it is asked for. It may be used
+        again when the call returns, or the work is done. Messages and collectives do not wait for each other, and
+        :meth:`close` sends what is queued.
+        """
+        work = self._exchange(True, array, dest, tag, timeout, async_op)
+        return work if isinstance(work, Work) else None
+
+    @overload
+    def recv(self, array: Any, source: int | None = None, tag: int = 0, *, timeout: float | None = None) -> int: ...
+
+    @overload
+    def recv(
+        self,
+        array: Any,
+        source: int | None = None,
+        tag: int = 0,
+        *,
+        timeout: float | None = None,
+        async_op: Literal[True],
+    ) -> Work: ...
+
+    def recv(
+        self,
+        array: Any,
+        source: int | None = None,
+        tag: int = 0,
+        *,
+        timeout: float | None = None,
+        async_op: bool = False,
+    ) -> Work | int:
+        """Receives into ``array``, on the CPU, and returns the rank that sent it.
+
+        It takes the oldest message with ``tag`` from rank ``source``, or from any rank where that is None. Dtype and
+        size must be the sender's, else both ranks raise :class:`MismatchError`.
+        """
+        got = self._exchange(False, array, source, tag, timeout, async_op)
+        assert got is not None
+        return got
+
+    def _exchange(
+        self, sends: bool, array: Any, peer: int | None, tag: int, timeout: float | None, async_op: bool
+    ) -> Work | int | None:
+        what = "send" if sends else "recv"
+        if timeout is not None and timeout <= 0:
+            raise ConfigError(f"rank {self._rank}: timeout must be positive seconds, not {timeout}")
+        if peer is not None and not 0 <= peer < self._size:
+            raise ConfigError(f"rank {self._rank}: {what}: rank {peer} is not one of {self._size} ranks")
+        if not 0 <= tag < 1 << 64:
+            raise ConfigError(f"rank {self._rank}: {what}: a tag is a number from 0 to 2**64 - 1, not {tag}")
+        seconds = 0.0 if timeout is None else config.current().shorten(timeout)
+        return self._engine.exchange(sends, array, peer, tag, seconds, not async_op)
 
     def stats(self) -> Stats:
         """What was sealed, opened and waited for so far."""

@@ -186,10 +186,11 @@ class HostView:
         self.rank, self.size, self.shape = rank, size, shape
         self.stride = self._pages(shape.slot_bytes + 16)
         self.heads_at = 2 * self._PAGE
-        self.tails_at = self.heads_at + self._pages((2 * size + 1) * self._WORD)
-        self.control_at = self.tails_at + self._pages(3 * size * self._WORD)
+        self.tails_at = self.heads_at + self._pages((4 * size + 1) * self._WORD)
+        self.control_at = self.tails_at + self._pages(5 * size * self._WORD)
         self.slots_at = self._pages(self.control_at + size * self._CONTROL_DEPTH * self._CONTROL_STRIDE)
-        self.bytes = self.slots_at + size * shape.depth * self.stride
+        self.messages_at = self.slots_at + size * shape.depth * self.stride
+        self.bytes = self.messages_at + 2 * size * shape.depth * self.stride
         self.memory = self._map(pid) if pid else None
 
     @classmethod
@@ -219,8 +220,16 @@ class HostView:
         self.memory[at : at + 8] = (value % 2**64).to_bytes(8, "little")
 
     def head_at(self, lane: int) -> int:
-        """Of the lane to a rank, or with ``lane == size`` to all."""
+        """Of the lane to a rank, with ``lane == size`` to all, or of :meth:`messages` or :meth:`bulk`."""
         return self.heads_at + lane * self._WORD
+
+    def messages(self, peer: int) -> int:
+        """The lane for messages to ``peer``."""
+        return 2 * self.size + 1 + peer
+
+    def bulk(self, peer: int) -> int:
+        """The lane for long messages to ``peer``."""
+        return 3 * self.size + 1 + peer
 
     def tail_at(self, index: int) -> int:
         """Of the lane from a rank, or with ``size + p`` from rank p's lane to all."""
@@ -240,7 +249,11 @@ class HostView:
 
     def slot_at(self, lane: int, position: int) -> int:
         """Offset of the slot that record ``position`` of a lane takes."""
-        place = self.rank if lane == self.size else lane
+        if lane > 2 * self.size:
+            kind, peer = divmod(lane - 2 * self.size - 1, self.size)
+            place = self.size + 2 * peer + kind
+        else:
+            place = self.rank if lane == self.size else lane
         return self.slots_at + place * self.shape.depth * self.stride + position % self.shape.depth * self.stride
 
     def flip(self, at: int, bit: int = 0) -> None:

@@ -298,6 +298,10 @@ class PyOperation {
   bool done() const { return op_->final(); }
   uint64_t sequence() const { return op_->sequence; }
   std::string text() const { return op_->call.text(); }
+  std::optional<uint32_t> source() const {
+    if (op_->call.collective != Collective::receive || op_->state.load() != kDone) return std::nullopt;
+    return op_->source;
+  }
 
  private:
   std::shared_ptr<Communicator> owner_;
@@ -420,6 +424,39 @@ class PyCommunicator {
     Communicator::release(op);
     if (error) throw EngineError(std::move(error));
     return std::nullopt;
+  }
+
+  // Sends `array`, or receives into it; with `blocking` returns the source, else an operation.
+  nb::object exchange(bool sends, const nb::object& array, std::optional<uint32_t> peer, uint64_t tag, double timeout,
+                      bool blocking) {
+    Communicator& c = *communicator_;
+    const auto direction = sends ? Collective::send : Collective::receive;
+    Array a;
+    try {
+      a = sends ? array_of<InputArray, DeviceInputArray>(array, "the data", "")
+                : array_of<OutputArray, DeviceOutputArray>(array, "the buffer", ", writable");
+    } catch (EngineError& e) {
+      throw EngineError(e.error().kind,
+                        "rank " + std::to_string(c.rank()) + ": " + name_of(direction) + ": " + e.error().message);
+    }
+    sc_message m{};
+    m.dtype = static_cast<uint8_t>(a.dtype);
+    m.blocking = blocking;
+    m.peer = peer.value_or(kAnySource);
+    m.tag = tag;
+    m.segments = &a.segment;
+    m.count = 1;
+    m.place = a.place;
+    m.timeout_ns = timeout > 0 ? static_cast<int64_t>(timeout * 1e9) : 0;
+    Operation* op;
+    {
+      nb::gil_scoped_release free;
+      op = c.exchange(m, direction);
+    }
+    PyOperation started(communicator_, op, {std::move(a.keep)}, false, nullptr);
+    if (!blocking) return nb::cast(std::move(started));
+    started.wait(std::nullopt);
+    return nb::cast(started.source());
   }
 
   nb::object capsule() {
@@ -560,13 +597,16 @@ void bind_engine(nb::module_& m) {
       .def("close", [](PySegment& s) { s.segment.reset(); }, "Unmaps and removes it, when joining failed.");
   m.def(
       "segment_bytes",
-      [](uint32_t size, uint32_t slot_bytes, uint32_t depth) { return SegmentShape{size, slot_bytes, depth}.bytes(); },
-      nb::arg("size"), nb::arg("slot_bytes"), nb::arg("depth"), "Bytes of one rank's segment.");
+      [](uint32_t size, uint32_t slot_bytes, uint32_t depth) {
+        return SegmentShape{size, slot_bytes, depth}.messages_at();
+      },
+      nb::arg("size"), nb::arg("slot_bytes"), nb::arg("depth"), "Bytes that one rank's segment takes up front.");
 
   nb::class_<PyOperation>(m, "Operation", "One collective in flight.")
       .def("wait", &PyOperation::wait, nb::arg("timeout") = nb::none())
       .def("done", &PyOperation::done)
       .def_prop_ro("sequence", &PyOperation::sequence)
+      .def_prop_ro("source", &PyOperation::source)
       .def("__repr__", [](const PyOperation& op) {
         return "<Operation " + op.text() + (op.done() ? ", final>" : ", in flight>");
       });
@@ -576,22 +616,25 @@ void bind_engine(nb::module_& m) {
           "__init__",
           [](PyCommunicator* self, uint32_t rank, uint32_t size, uint32_t slot_bytes, double timeout,
              uint64_t budget_blocks, bool crowded, PySegment* segment, const nb::list& link_tx,
-             const nb::list& link_rx, const nb::list& control_tx, const nb::list& control_rx, const nb::list& sender,
-             nb::object planner, nb::object devices, const std::optional<std::string>& kernels) {
-            Roots roots{secrets_of(link_tx), secrets_of(link_rx), secrets_of(control_tx), secrets_of(control_rx),
-                        secrets_of(sender)};
+             const nb::list& link_rx, const nb::list& p2p_tx, const nb::list& p2p_rx, const nb::list& control_tx,
+             const nb::list& control_rx, const nb::list& sender, nb::object planner, nb::object devices,
+             const std::optional<std::string>& kernels) {
+            Roots roots{secrets_of(link_tx),    secrets_of(link_rx),    secrets_of(p2p_tx), secrets_of(p2p_rx),
+                        secrets_of(control_tx), secrets_of(control_rx), secrets_of(sender)};
             new (self) PyCommunicator(rank, size, slot_bytes, timeout, budget_blocks, crowded,
                                       segment ? std::move(segment->segment) : nullptr, std::move(roots),
                                       std::move(planner), std::move(devices), kernels);
           },
           nb::arg("rank"), nb::arg("size"), nb::arg("slot_bytes"), nb::arg("timeout"), nb::arg("budget_blocks"),
-          nb::arg("crowded"), nb::arg("segment").none(), nb::arg("link_tx"), nb::arg("link_rx"), nb::arg("control_tx"),
-          nb::arg("control_rx"), nb::arg("sender"), nb::arg("planner"), nb::arg("devices").none(),
-          nb::arg("kernels") = nb::none())
+          nb::arg("crowded"), nb::arg("segment").none(), nb::arg("link_tx"), nb::arg("link_rx"), nb::arg("p2p_tx"),
+          nb::arg("p2p_rx"), nb::arg("control_tx"), nb::arg("control_rx"), nb::arg("sender"), nb::arg("planner"),
+          nb::arg("devices").none(), nb::arg("kernels") = nb::none())
       .def("run", &PyCommunicator::run, nb::arg("collective"), nb::arg("input").none(), nb::arg("output").none(),
            nb::arg("redop") = 0, nb::arg("root") = 0, nb::arg("factor") = 1.0, nb::arg("send_counts") = nb::none(),
            nb::arg("recv_counts") = nb::none(), nb::arg("timeout") = 0.0, nb::arg("algorithm") = 0,
            nb::arg("blocking") = true)
+      .def("exchange", &PyCommunicator::exchange, nb::arg("sends"), nb::arg("array"), nb::arg("peer").none(),
+           nb::arg("tag"), nb::arg("timeout") = 0.0, nb::arg("blocking") = true)
       .def_prop_ro("capsule", &PyCommunicator::capsule)
       .def(
           "drain",

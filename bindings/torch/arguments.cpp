@@ -288,15 +288,45 @@ void Call::check_overlap(std::optional<int64_t> input_shift) {
   }
 }
 
-sc_request Call::request() const noexcept {
+void Call::message(std::optional<int> peer, int tag) {
+  if (peer) {
+    require(*peer >= 0 && *peer < size_, "the other rank must be one of the group, 0 to ", size_ - 1, ", not ", *peer);
+    require(*peer != rank_, "a rank has no messages with itself; copy the tensor");
+  }
+  require(tag >= 0, "a tag must not be negative, and is ", tag);
+  require(!request_.place, "messages are sent from and received in CPU memory only; call .cpu() on the tensor");
+  peer_ = peer ? static_cast<uint32_t>(*peer) : SC_ANY_SOURCE;
+  tag_ = static_cast<uint64_t>(tag);
+}
+
+sc_operation* Call::start(sc_communicator* communicator, const Operands& operands, const Start& how,
+                          sc_error* error) const noexcept {
+  const auto collective = static_cast<Collective>(request_.collective);
+  if (collective == Collective::send || collective == Collective::receive) {
+    const Segments& data = collective == Collective::send ? operands.input : operands.output;
+    sc_message message{};
+    message.dtype = request_.dtype;
+    message.blocking = how.blocking;
+    message.peer = peer_;
+    message.tag = tag_;
+    message.segments = data.data();
+    message.count = static_cast<uint32_t>(data.size());
+    message.done = how.done;
+    message.context = how.context;
+    return (collective == Collective::send ? engine().send : engine().receive)(communicator, &message, error);
+  }
   sc_request request = request_;
-  request.input = operands_.input.data();
-  request.inputs = static_cast<uint32_t>(operands_.input.size());
-  request.output = operands_.output.data();
-  request.outputs = static_cast<uint32_t>(operands_.output.size());
+  request.blocking = how.blocking;
+  request.stream = how.stream;
+  request.input = operands.input.data();
+  request.inputs = static_cast<uint32_t>(operands.input.size());
+  request.output = operands.output.data();
+  request.outputs = static_cast<uint32_t>(operands.output.size());
   request.send_counts = sent_.empty() ? nullptr : sent_.data();
   request.recv_counts = received_.empty() ? nullptr : received_.data();
-  return request;
+  request.done = how.done;
+  request.context = how.context;
+  return engine().submit(communicator, &request, error);
 }
 
 }  // namespace securecoll::binding

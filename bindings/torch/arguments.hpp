@@ -70,8 +70,18 @@ class Call {
   // Where the tensors lie: all in one place.
   c10::Device device() const noexcept { return device_.value_or(c10::Device(c10::kCPU)); }
   Operands& operands() noexcept { return operands_; }
-  // Points into this call; valid until the operands are moved.
-  sc_request request() const noexcept;
+  // This call is a message: of what it reads, or into what it writes. No peer: from any rank.
+  void message(std::optional<int> peer, int tag);
+
+  struct Start {
+    bool blocking;
+    void* stream;
+    sc_done done;
+    void* context;
+  };
+  // Submits it, with its operands, which may have been moved from here.
+  sc_operation* start(sc_communicator* communicator, const Operands& operands, const Start& how,
+                      sc_error* error) const noexcept;
 
  private:
   void check(const at::Tensor& tensor);
@@ -86,6 +96,8 @@ class Call {
   sc_request request_{};
   Operands operands_;
   std::vector<uint64_t> sent_, received_;
+  uint32_t peer_ = 0;  // of a message
+  uint64_t tag_ = 0;
 };
 
 }  // namespace securecoll::binding

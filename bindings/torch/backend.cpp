@@ -1,10 +1,10 @@
 #include "backend.hpp"
 
 #include <optional>
+#include <utility>
 
 #include "engine.hpp"
 #include "error.hpp"
-#include "work.hpp"
 
 namespace securecoll::binding {
 namespace {
@@ -81,17 +81,26 @@ Backend::~Backend() { group_->close(); }
 template <class Opts>
 Call Backend::begin(const char* name, Collective collective, const Opts& opts) const {
   group_->check_process();
-  Call call(name, collective, rank_, size_, opts.asyncOp);
+  Call call(name, collective, rank_, size_, opts.asyncOp || coalescing_);
   call.timeout(opts.timeout);
   return call;
 }
 
 template <class Opts>
-Backend::Handle Backend::go(Call& call, c10d::OpType type, const char* title, const Opts& opts, Tensors outputs) {
-  auto work = c10::make_intrusive<Work>(group_, rank_, type, title, std::move(outputs));
+Backend::Handle Backend::go(Call& call, c10d::OpType type, const char* title, const Opts& opts, const Tensors& inputs,
+                            Tensors outputs) {
+  return launch(call, c10::make_intrusive<Work>(group_, rank_, type, title, inputs, std::move(outputs)), opts.asyncOp);
+}
+
+Backend::Handle Backend::launch(Call& call, const c10::intrusive_ptr<Work>& work, bool async) {
+  if (coalescing_) {
+    work->start(std::move(call));
+    coalesced_.push_back(work);
+    return work;
+  }
   // What a callback starts runs to its end in the callback, as if it had asked for that: its future would otherwise be
   // set by the thread that the callback keeps busy.
-  if (opts.asyncOp && !Completions::in_callback()) {
+  if (async && !Completions::in_callback()) {
     work->start(std::move(call));
   } else {
     work->run(call);
@@ -138,7 +147,7 @@ Backend::Handle Backend::allreduce(Tensors& tensors, const c10d::AllreduceOption
   call.updates(tensor);
   call.reduction(opts.reduceOp);
   call.count(tensor.numel());
-  return go(call, c10d::OpType::ALLREDUCE, "securecoll:all_reduce", opts, tensors);
+  return go(call, c10d::OpType::ALLREDUCE, "securecoll:all_reduce", opts, tensors, tensors);
 }
 
 Backend::Handle Backend::allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) {
@@ -152,7 +161,7 @@ Backend::Handle Backend::allreduce_coalesced(Tensors& tensors, const c10d::Allre
   call.check_overlap(0);
   call.reduction(opts.reduceOp);
   call.count(elements);
-  return go(call, c10d::OpType::ALLREDUCE_COALESCED, "securecoll:all_reduce_coalesced", opts, tensors);
+  return go(call, c10d::OpType::ALLREDUCE_COALESCED, "securecoll:all_reduce_coalesced", opts, tensors, tensors);
 }
 
 Backend::Handle Backend::broadcast(Tensors& tensors, const c10d::BroadcastOptions& opts) {
@@ -165,7 +174,7 @@ Backend::Handle Backend::broadcast(Tensors& tensors, const c10d::BroadcastOption
     call.writes(tensor);
   }
   call.count(tensor.numel());
-  return go(call, c10d::OpType::BROADCAST, "securecoll:broadcast", opts, tensors);
+  return go(call, c10d::OpType::BROADCAST, "securecoll:broadcast", opts, tensors, tensors);
 }
 
 Backend::Handle Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& opts) {
@@ -179,7 +188,7 @@ Backend::Handle Backend::reduce(Tensors& tensors, const c10d::ReduceOptions& opt
   }
   call.reduction(opts.reduceOp);
   call.count(tensor.numel());
-  return go(call, c10d::OpType::REDUCE, "securecoll:reduce", opts, tensors);
+  return go(call, c10d::OpType::REDUCE, "securecoll:reduce", opts, tensors, tensors);
 }
 
 Backend::Handle Backend::allgather(TensorLists& outputs, Tensors& inputs, const c10d::AllgatherOptions& opts) {
@@ -191,7 +200,7 @@ Backend::Handle Backend::allgather(TensorLists& outputs, Tensors& inputs, const 
   require_elements(call, parts[rank_], "own output", input.numel());
   call.check_overlap(bytes_before(parts, rank_));
   call.send_counts(sizes_of(parts));
-  return go(call, c10d::OpType::ALLGATHER, "securecoll:all_gather", opts, parts);
+  return go(call, c10d::OpType::ALLGATHER, "securecoll:all_gather", opts, inputs, parts);
 }
 
 Backend::Handle Backend::_allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& opts) {
@@ -201,7 +210,7 @@ Backend::Handle Backend::_allgather_base(at::Tensor& output, at::Tensor& input, 
   require_elements(call, output, "output", input.numel() * size_);
   call.check_overlap(rank_ * static_cast<int64_t>(input.nbytes()));
   call.count(input.numel());
-  return go(call, c10d::OpType::_ALLGATHER_BASE, "securecoll:all_gather_into_tensor", opts, {output});
+  return go(call, c10d::OpType::_ALLGATHER_BASE, "securecoll:all_gather_into_tensor", opts, {input}, {output});
 }
 
 Backend::Handle Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -220,7 +229,7 @@ Backend::Handle Backend::allgather_into_tensor_coalesced(Tensors& outputs, Tenso
   call.interleave_output();
   call.check_overlap(std::nullopt);
   call.count(elements);
-  return go(call, c10d::OpType::COALESCED, "securecoll:all_gather_into_tensor_coalesced", opts, outputs);
+  return go(call, c10d::OpType::COALESCED, "securecoll:all_gather_into_tensor_coalesced", opts, inputs, outputs);
 }
 
 Backend::Handle Backend::allgather_coalesced(TensorLists& outputs, Tensors& inputs,
@@ -246,7 +255,7 @@ Backend::Handle Backend::allgather_coalesced(TensorLists& outputs, Tensors& inpu
   }
   call.check_overlap(std::nullopt);
   call.count(elements);
-  return go(call, c10d::OpType::ALLGATHER_COALESCED, "securecoll:all_gather_coalesced", opts, std::move(all));
+  return go(call, c10d::OpType::ALLGATHER_COALESCED, "securecoll:all_gather_coalesced", opts, inputs, std::move(all));
 }
 
 Backend::Handle Backend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
@@ -260,7 +269,7 @@ Backend::Handle Backend::reduce_scatter(Tensors& outputs, TensorLists& inputs,
   call.check_overlap(-bytes_before(parts, rank_));
   call.reduction(opts.reduceOp);
   call.send_counts(sizes_of(parts));
-  return go(call, c10d::OpType::REDUCE_SCATTER, "securecoll:reduce_scatter", opts, outputs);
+  return go(call, c10d::OpType::REDUCE_SCATTER, "securecoll:reduce_scatter", opts, inputs.front(), outputs);
 }
 
 Backend::Handle Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& input,
@@ -272,7 +281,7 @@ Backend::Handle Backend::_reduce_scatter_base(at::Tensor& output, at::Tensor& in
   call.check_overlap(-rank_ * static_cast<int64_t>(output.nbytes()));
   call.reduction(opts.reduceOp);
   call.count(output.numel());
-  return go(call, c10d::OpType::_REDUCE_SCATTER_BASE, "securecoll:reduce_scatter_tensor", opts, {output});
+  return go(call, c10d::OpType::_REDUCE_SCATTER_BASE, "securecoll:reduce_scatter_tensor", opts, {input}, {output});
 }
 
 Backend::Handle Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tensors& inputs,
@@ -292,7 +301,7 @@ Backend::Handle Backend::reduce_scatter_tensor_coalesced(Tensors& outputs, Tenso
   call.check_overlap(std::nullopt);
   call.reduction(opts.reduceOp);
   call.count(elements);
-  return go(call, c10d::OpType::COALESCED, "securecoll:reduce_scatter_tensor_coalesced", opts, outputs);
+  return go(call, c10d::OpType::COALESCED, "securecoll:reduce_scatter_tensor_coalesced", opts, inputs, outputs);
 }
 
 Backend::Handle Backend::gather(TensorLists& outputs, Tensors& inputs, const c10d::GatherOptions& opts) {
@@ -304,7 +313,7 @@ Backend::Handle Backend::gather(TensorLists& outputs, Tensors& inputs, const c10
   if (!call.root_here()) {
     call.require(outputs.empty() || (outputs.size() == 1 && outputs.front().empty()), "only the root, rank ",
                  opts.rootRank, ", takes output tensors");
-    return go(call, c10d::OpType::GATHER, "securecoll:gather", opts, {});
+    return go(call, c10d::OpType::GATHER, "securecoll:gather", opts, inputs, {});
   }
   const Tensors& parts = only_list(call, outputs, "output");
   for (const at::Tensor& part : parts) {
@@ -312,7 +321,7 @@ Backend::Handle Backend::gather(TensorLists& outputs, Tensors& inputs, const c10
     require_elements(call, part, "output", input.numel());
   }
   call.check_overlap(bytes_before(parts, rank_));
-  return go(call, c10d::OpType::GATHER, "securecoll:gather", opts, parts);
+  return go(call, c10d::OpType::GATHER, "securecoll:gather", opts, inputs, parts);
 }
 
 Backend::Handle Backend::scatter(Tensors& outputs, TensorLists& inputs, const c10d::ScatterOptions& opts) {
@@ -324,7 +333,7 @@ Backend::Handle Backend::scatter(Tensors& outputs, TensorLists& inputs, const c1
   if (!call.root_here()) {
     call.require(inputs.empty() || (inputs.size() == 1 && inputs.front().empty()), "only the root, rank ",
                  opts.rootRank, ", takes input tensors");
-    return go(call, c10d::OpType::SCATTER, "securecoll:scatter", opts, outputs);
+    return go(call, c10d::OpType::SCATTER, "securecoll:scatter", opts, {}, outputs);
   }
   const Tensors& parts = only_list(call, inputs, "input");
   for (const at::Tensor& part : parts) {
@@ -332,7 +341,7 @@ Backend::Handle Backend::scatter(Tensors& outputs, TensorLists& inputs, const c1
     require_elements(call, part, "input", output.numel());
   }
   call.check_overlap(-bytes_before(parts, rank_));
-  return go(call, c10d::OpType::SCATTER, "securecoll:scatter", opts, outputs);
+  return go(call, c10d::OpType::SCATTER, "securecoll:scatter", opts, parts, outputs);
 }
 
 Backend::Handle Backend::alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
@@ -342,7 +351,7 @@ Backend::Handle Backend::alltoall_base(at::Tensor& output, at::Tensor& input, st
   call.writes(output);
   call.counts_by_edge(parts_of(call, input, input_splits, "input"), parts_of(call, output, output_splits, "output"));
   call.check_overlap(std::nullopt);
-  return go(call, c10d::OpType::ALLTOALL_BASE, "securecoll:all_to_all_single", opts, {output});
+  return go(call, c10d::OpType::ALLTOALL_BASE, "securecoll:all_to_all_single", opts, {input}, {output});
 }
 
 Backend::Handle Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) {
@@ -355,18 +364,64 @@ Backend::Handle Backend::alltoall(Tensors& outputs, Tensors& inputs, const c10d:
   for (const at::Tensor& tensor : outputs) call.writes(tensor);
   call.counts_by_edge(sizes_of(inputs), sizes_of(outputs));
   call.check_overlap(std::nullopt);
-  return go(call, c10d::OpType::ALLTOALL, "securecoll:all_to_all", opts, outputs);
+  return go(call, c10d::OpType::ALLTOALL, "securecoll:all_to_all", opts, inputs, outputs);
 }
 
 Backend::Handle Backend::barrier(const c10d::BarrierOptions& opts) {
   Call call = begin("barrier", Collective::barrier, opts);
-  return go(call, c10d::OpType::BARRIER, "securecoll:barrier", opts, {});
+  return go(call, c10d::OpType::BARRIER, "securecoll:barrier", opts, {}, {});
 }
 
 void Backend::monitoredBarrier(const c10d::BarrierOptions& opts, bool /*wait_all_ranks*/) {
   c10d::BarrierOptions blocking = opts;
   blocking.asyncOp = false;
+  // A limit of nothing is over at once; elsewhere it means that none is given.
+  if (opts.timeout == std::chrono::milliseconds(0)) blocking.timeout = std::chrono::milliseconds(1);
   barrier(blocking);
+}
+
+// Messages have no options: send() and recv() of torch wait at once, isend() and irecv() later.
+Backend::Handle Backend::message(Call& call, c10d::OpType type, const char* title, std::optional<int> peer, int tag,
+                                 const Tensors& tensors) {
+  const bool sends = type == c10d::OpType::SEND;
+  const at::Tensor& tensor = only(call, tensors);
+  if (sends) {
+    call.reads(tensor);
+  } else {
+    call.writes(tensor);
+  }
+  call.message(peer, tag);
+  return launch(call, c10::make_intrusive<Work>(group_, rank_, type, title, tensors, sends ? Tensors() : tensors),
+                true);
+}
+
+Backend::Handle Backend::send(Tensors& tensors, int dstRank, int tag) {
+  group_->check_process();
+  Call call("send", Collective::send, rank_, size_, true);
+  return message(call, c10d::OpType::SEND, "securecoll:send", dstRank, tag, tensors);
+}
+
+Backend::Handle Backend::recv(Tensors& tensors, int srcRank, int tag) {
+  group_->check_process();
+  Call call("recv", Collective::receive, rank_, size_, true);
+  return message(call, c10d::OpType::RECV, "securecoll:recv", srcRank, tag, tensors);
+}
+
+Backend::Handle Backend::recvAnysource(Tensors& tensors, int tag) {
+  group_->check_process();
+  Call call("recv", Collective::receive, rank_, size_, true);
+  return message(call, c10d::OpType::RECVANYSOURCE, "securecoll:recvAnySource", std::nullopt, tag, tensors);
+}
+
+void Backend::startCoalescing() {
+  TORCH_CHECK(!coalescing_, "rank ", rank_, ": calls are coalesced already; end that first");
+  coalescing_ = true;
+}
+
+Backend::Handle Backend::endCoalescing() {
+  TORCH_CHECK(coalescing_, "rank ", rank_, ": no calls are coalesced; start that first");
+  coalescing_ = false;
+  return c10::make_intrusive<Works>(rank_, std::exchange(coalesced_, {}));
 }
 
 }  // namespace securecoll::binding

@@ -1,12 +1,14 @@
 // The c10d backend "securecoll": torch's collectives on a communicator of the engine.
 #pragma once
 #include <memory>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
 #include "arguments.hpp"
 #include "group.hpp"
+#include "work.hpp"
 
 namespace securecoll::binding {
 
@@ -55,6 +57,14 @@ class Backend final : public c10d::Backend {
   Handle alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                        std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& opts) override;
   Handle alltoall(Tensors& outputs, Tensors& inputs, const c10d::AllToAllOptions& opts) override;
+  // A message may be sent before it is received: short ones at once. It is matched by source and tag.
+  Handle send(Tensors& tensors, int dstRank, int tag) override;
+  Handle recv(Tensors& tensors, int srcRank, int tag) override;
+  Handle recvAnysource(Tensors& tensors, int tag) override;
+  // Calls in between are started as they come; the end returns one work for all of them. (supportsCoalescing says no,
+  // so that batch_isend_irecv returns a work for each message, as with gloo.)
+  void startCoalescing() override;
+  Handle endCoalescing() override;
   Handle barrier(const c10d::BarrierOptions& opts) override;
   // A barrier with a limit of its own. The first rank whose limit passes names every rank that did not come, and tells
   // the others. As any failure, it ends the group.
@@ -64,10 +74,16 @@ class Backend final : public c10d::Backend {
   template <class Opts>
   Call begin(const char* name, Collective collective, const Opts& opts) const;
   template <class Opts>
-  Handle go(Call& call, c10d::OpType type, const char* title, const Opts& opts, Tensors outputs);
+  Handle go(Call& call, c10d::OpType type, const char* title, const Opts& opts, const Tensors& inputs,
+            Tensors outputs);
+  Handle launch(Call& call, const c10::intrusive_ptr<Work>& work, bool async);
+  Handle message(Call& call, c10d::OpType type, const char* title, std::optional<int> peer, int tag,
+                 const Tensors& tensors);
 
   std::shared_ptr<Group> group_;
   std::chrono::milliseconds timeout_;
+  bool coalescing_ = false;
+  std::vector<Handle> coalesced_;
 };
 
 }  // namespace securecoll::binding

@@ -2,6 +2,7 @@
 
 #include <ATen/record_function.h>
 
+#include <algorithm>
 #include <exception>
 
 #include "error.hpp"
@@ -23,10 +24,10 @@ c10::intrusive_ptr<c10::ivalue::Future> new_future(c10::Device device) {
 }  // namespace
 
 Work::Work(std::shared_ptr<Group> group, int rank, c10d::OpType type, const char* title,
-           std::vector<at::Tensor> outputs)
+           const std::vector<at::Tensor>& inputs, std::vector<at::Tensor> outputs)
     // Without a profiler the title would only cost an allocation.
     : c10d::Work(rank, type, at::hasCallbacks() ? title : nullptr,
-                 at::hasCallbacks() ? std::make_optional(outputs) : std::nullopt),
+                 at::hasCallbacks() ? std::make_optional(inputs) : std::nullopt),
       group_(std::move(group)),
       outputs_(std::move(outputs)) {}
 
@@ -42,14 +43,14 @@ void Work::run(Call& call) {
     return;
   }
   const WithoutGil unlocked;
-  sc_request request = call.request();
-  request.blocking = 1;
   sc_error error;
-  sc_operation* operation = engine().submit(group_->communicator(), &request, &error);
+  sc_operation* operation =
+      call.start(group_->communicator(), call.operands(), {true, nullptr, nullptr, nullptr}, &error);
   int outcome = -1;
   if (operation != nullptr) {
     outcome = engine().wait(operation, -1, &error);
     sequence_ = engine().sequence(operation);
+    if (outcome == 1) source_ = static_cast<int>(engine().source(operation));
     engine().release_operation(operation);
     call.operands().copy_back();
   }
@@ -62,18 +63,14 @@ void Work::run(Call& call) {
 
 void Work::start(Call&& call) {
   const WithoutGil unlocked;
-  sc_request request = call.request();
   device_ = call.device();
-  if (!device_.is_cpu()) request.stream = current_stream(device_);
+  void* stream = device_.is_cpu() ? nullptr : current_stream(device_);
   operands_ = std::move(call.operands());
-  request.input = operands_.input.data();
-  request.output = operands_.output.data();
-  request.done = &Work::on_done;
-  request.context = this;
   group_->completions().expect();
   c10::raw::intrusive_ptr::incref(this);  // for on_done
   sc_error error;
-  sc_operation* operation = engine().submit(group_->communicator(), &request, &error);
+  sc_operation* operation =
+      call.start(group_->communicator(), operands_, {false, stream, &Work::on_done, this}, &error);
   if (operation == nullptr) {
     c10::raw::intrusive_ptr::decref(this);
     group_->completions().cancel();
@@ -124,6 +121,7 @@ void Work::settle(const sc_error* error) {
   } catch (...) {
     if (!failure) failure = std::current_exception();
   }
+  if (!failure) source_ = static_cast<int>(engine().source(operation_.load(std::memory_order_acquire)));
   operands_ = Operands();  // inputs and copies are no longer needed, whoever still holds this handle
   finish(failure);
 }
@@ -169,8 +167,68 @@ c10::intrusive_ptr<c10::ivalue::Future> Work::getFuture() {
   return future_;
 }
 
+int Work::sourceRank() const {
+  TORCH_CHECK(opType_ == c10d::OpType::RECV || opType_ == c10d::OpType::RECVANYSOURCE,
+              "only a receive has a source rank");
+  TORCH_CHECK(source_ >= 0, "the source rank is known once the receive is done");
+  return source_;
+}
+
 uint64_t Work::getSequencenumber() const { return sequence_; }
 
 void Work::abort() { group_->abort(c10::str("rank ", rank_, " aborted ", c10d::opTypeToString(opType_))); }
+
+Works::Works(int rank, std::vector<c10::intrusive_ptr<c10d::Work>> works)
+    : c10d::Work(rank, c10d::OpType::COALESCED), works_(std::move(works)) {}
+
+bool Works::isCompleted() {
+  return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isCompleted(); });
+}
+
+bool Works::isSuccess() const {
+  return std::all_of(works_.begin(), works_.end(), [](const auto& work) { return work->isSuccess(); });
+}
+
+std::exception_ptr Works::exception() const {
+  for (const auto& work : works_)
+    if (auto failure = work->exception()) return failure;
+  return nullptr;
+}
+
+bool Works::wait(std::chrono::milliseconds timeout) {
+  std::exception_ptr failure;
+  for (const auto& work : works_) {
+    try {
+      work->wait(timeout);
+    } catch (...) {
+      if (!failure) failure = std::current_exception();
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
+  return true;
+}
+
+std::vector<at::Tensor> Works::result() {
+  std::vector<at::Tensor> tensors;
+  for (const auto& work : works_)
+    for (at::Tensor& tensor : work->result()) tensors.push_back(std::move(tensor));
+  return tensors;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Works::getFuture() {
+  c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(c10::FutureType::create(c10::ListType::ofTensors()));
+  for (const auto& work : works_) futures.push_back(work->getFuture());
+  return c10::collectAll(futures)->then(
+      [tensors = result()](c10::ivalue::Future& all) {
+        for (const c10::IValue& each : all.value().toList())  // one that failed raises here
+          each.toFuture()->value();
+        return c10::IValue(tensors);
+      },
+      c10::ListType::ofTensors());
+}
+
+void Works::abort() {
+  if (!works_.empty()) works_.front()->abort();
+}
 
 }  // namespace securecoll::binding

@@ -22,6 +22,10 @@ const char* name_of(Collective c) {
       return "all_to_all";
     case Collective::barrier:
       return "barrier";
+    case Collective::send:
+      return "send";
+    case Collective::receive:
+      return "recv";
   }
   return "unknown collective";
 }

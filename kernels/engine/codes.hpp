@@ -23,6 +23,9 @@ enum class Collective : uint8_t {
   scatter = 7,
   all_to_all = 8,
   barrier = 9,
+  // Not of a whole group: between two ranks.
+  send = 10,
+  receive = 11,
 };
 
 enum class DType : uint8_t {

@@ -36,6 +36,16 @@ struct Mark {
   }
 };
 
+std::string seconds(int64_t ns) {
+  char text[32];
+  snprintf(text, sizeof text, "%.4g s", static_cast<double>(ns) / 1e9);
+  return text;
+}
+
+bool is_message(const Operation& op) {
+  return op.call.collective == Collective::send || op.call.collective == Collective::receive;
+}
+
 uint64_t sum(const uint64_t* counts, uint32_t n) {
   uint64_t total = 0;
   for (uint32_t i = 0; i < n; i++) total += counts[i];
@@ -85,16 +95,22 @@ Communicator::Communicator(CommunicatorOptions options, std::unique_ptr<Segment>
   left_.assign(n, 0);
   if (n == 1) return;
   if (!segment_) throw EngineError(ErrorKind::config, here() + "a group of " + std::to_string(n) + " needs a segment");
-  for (const auto* list : {&roots.link_tx, &roots.link_rx, &roots.control_tx, &roots.control_rx, &roots.sender})
+  for (const auto* list : {&roots.link_tx, &roots.link_rx, &roots.p2p_tx, &roots.p2p_rx, &roots.control_tx,
+                           &roots.control_rx, &roots.sender})
     if (list->size() != n) throw EngineError(ErrorKind::config, here() + "wrong number of stream roots");
+  messages_ = std::make_unique<PointToPoint>(
+      PointToPoint::Shape{options_.rank, n, options_.slot_bytes, options_.budget_blocks}, memory, segment_.get(),
+      counters_);
   for (uint32_t p = 0; p < n; p++) {
     if (roots.sender[p].size() != 32) throw EngineError(ErrorKind::config, here() + "a stream root is missing");
     transport_.sender[p] = Stream(std::move(roots.sender[p]), 0, Use::collective);
     if (p == options_.rank) continue;
-    for (auto* list : {&roots.link_tx, &roots.link_rx, &roots.control_tx, &roots.control_rx})
+    for (auto* list :
+         {&roots.link_tx, &roots.link_rx, &roots.p2p_tx, &roots.p2p_rx, &roots.control_tx, &roots.control_rx})
       if ((*list)[p].size() != 32) throw EngineError(ErrorKind::config, here() + "a stream root is missing");
     transport_.link_tx[p] = Stream(std::move(roots.link_tx[p]), 0, Use::collective);
     transport_.link_rx[p] = Stream(std::move(roots.link_rx[p]), 0, Use::collective);
+    messages_->connect(p, std::move(roots.p2p_tx[p]), std::move(roots.p2p_rx[p]));
     control_[p] = std::make_unique<ControlLink>(segment_->control_to(p), segment_->control_from(p),
                                                 Stream(std::move(roots.control_tx[p]), 0, Use::control),
                                                 Stream(std::move(roots.control_rx[p]), 0, Use::control), memory);
@@ -122,7 +138,8 @@ void Communicator::check_generation() const {
 // Refuses a call that cannot be right, before anything is sent.
 void Communicator::check(const sc_request& r) const {
   const uint32_t n = options_.size, me = options_.rank;
-  if (r.collective < 1 || r.collective > 9) throw EngineError(ErrorKind::config, here() + "no such collective");
+  if (r.collective < 1 || r.collective > static_cast<uint8_t>(Collective::barrier))
+    throw EngineError(ErrorKind::config, here() + "no such collective");
   const auto collective = static_cast<Collective>(r.collective);
   const auto dtype = static_cast<DType>(r.dtype);
   const auto redop = static_cast<RedOp>(r.redop);
@@ -169,6 +186,8 @@ void Communicator::check(const sc_request& r) const {
       in = all, out = r.recv_counts ? sum(r.recv_counts, n) : all;
       break;
     case Collective::barrier:
+    case Collective::send:  // refused above
+    case Collective::receive:
       in = out = 0;
       break;
   }
@@ -247,6 +266,74 @@ Operation* Communicator::take_operation() {
   return op;
 }
 
+void Communicator::require_active() const {
+  if (state_ != State::active)
+    throw EngineError(error_.kind, here() + "this communicator cannot be used any more: " + error_.message);
+}
+
+void Communicator::listen() {
+  if (options_.size == 1 || !progress_.try_lock()) return;
+  std::lock_guard progress(progress_, std::adopt_lock);
+  if (state_ == State::active && !current_) poll_control();
+  // Nobody else would bring the failure that was just found to its end.
+  for (; state_ == State::failing && !current_; std::this_thread::sleep_for(std::chrono::milliseconds(1)))
+    step_failing();
+}
+
+Operation* Communicator::exchange(const sc_message& m, Collective direction) {
+  check_generation();
+  const auto what = [&] { return here() + name_of(direction) + ": "; };
+  const auto dtype = static_cast<DType>(m.dtype);
+  const uint64_t element = element_bytes(dtype);
+  const bool sends = direction == Collective::send;
+  if (!element) throw EngineError(ErrorKind::config, what() + "no such dtype");
+  if (m.peer == options_.rank)
+    throw EngineError(ErrorKind::config, what() + "a rank has no messages with itself; copy the data");
+  if (m.peer >= options_.size && (sends || m.peer != kAnySource))
+    throw EngineError(ErrorKind::config, what() + "rank " + std::to_string(m.peer) + " is not one of " +
+                                             std::to_string(options_.size) + " ranks");
+  if (options_.size == 1) throw EngineError(ErrorKind::config, what() + "nobody else is in a group of one");
+  if (m.place)
+    throw EngineError(ErrorKind::config,
+                      what() + "messages are sent from and received in CPU memory only; copy the data to the CPU");
+  uint64_t bytes = 0;
+  for (uint32_t i = 0; i < m.count; i++) {
+    if (m.segments[i].bytes && (!m.segments[i].data || m.segments[i].bytes % element))
+      throw EngineError(ErrorKind::config, what() + "the data must hold whole elements of " + name_of(dtype));
+    bytes += m.segments[i].bytes;
+  }
+  if (bytes / options_.slot_bytes >= PointToPoint::kRecords)
+    throw EngineError(ErrorKind::config, what() + "one message may have " +
+                                             std::to_string(PointToPoint::kRecords * options_.slot_bytes) +
+                                             " bytes at most, not " + std::to_string(bytes) + "; split it");
+  listen();
+  Operation* op;
+  {
+    std::lock_guard lock(mutex_);
+    require_active();
+    if (sends) messages_->prepare(m.peer, bytes > PointToPoint::kEagerBytes);
+    op = take_operation();
+    sc_request r{};
+    r.dtype = m.dtype;
+    r.input = m.segments;
+    r.inputs = m.count;
+    describe(*op, r, *memory_, m.timeout_ns > 0 ? m.timeout_ns : timeout_ns_.load());
+    op->call = Call{direction, dtype, RedOp::none, m.peer, bytes / element, m.tag};
+    op->source = kAnySource;
+    op->references.store(2, std::memory_order_relaxed);  // the engine's and the caller's
+    op->done = m.done;
+    op->context = m.context;
+    exchanges_.push_back(op);
+    if (sends) sends_.push_back(op);
+    exchanging_.fetch_add(1);
+  }
+  if (m.blocking) return op;
+  // A short message is sent, or was received, by now; no other thread is woken for it.
+  round(false);
+  if (!op->final()) pool::add(shared_from_this());
+  return op;
+}
+
 Operation* Communicator::submit(const sc_request& request, uint8_t algorithm) {
   check_generation();
   sc_request r = request;
@@ -261,23 +348,13 @@ Operation* Communicator::submit(const sc_request& request, uint8_t algorithm) {
     r.count = r.send_counts[0];
     r.send_counts = nullptr;
   }
-  // A peer's failure that arrived while this rank was busy elsewhere is this call's answer.
-  if (options_.size > 1 && progress_.try_lock()) {
-    std::lock_guard progress(progress_, std::adopt_lock);
-    if (state_ == State::active && !current_) poll_control();
-    // Nobody else would bring the failure that was just found to its end.
-    for (; state_ == State::failing && !current_; std::this_thread::sleep_for(std::chrono::milliseconds(1)))
-      step_failing();
-  }
+  listen();
   Memory& memory = memory_at(r.place);
   Mark ready{memory, mark(memory, r.stream)};
   std::unique_lock lock(mutex_);
-  auto raise = [&] {
-    throw EngineError(error_.kind, here() + "this communicator cannot be used any more: " + error_.message);
-  };
-  if (state_ != State::active) raise();
+  require_active();
   auto prepared = prepare(lock, r, algorithm);
-  if (state_ != State::active) raise();
+  require_active();
   std::vector<std::shared_ptr<const Prepared>> plans;
   std::optional<Pieces> pieces;
   if (prepared->plan.blocks > options_.budget_blocks) {
@@ -295,30 +372,28 @@ Operation* Communicator::submit(const sc_request& request, uint8_t algorithm) {
                                                  std::to_string(options_.budget_blocks * 16) +
                                                  " bytes on a stream; split it");
     }
-    if (state_ != State::active) raise();
+    require_active();
   }
   if (sequence_ + std::max<size_t>(plans.size(), 1) > kLastSequence)
     throw EngineError(ErrorKind::config, here() + "sequence numbers have run out; make a new communicator");
   const int64_t timeout = r.timeout_ns > 0 ? r.timeout_ns : timeout_ns_.load(std::memory_order_relaxed);
-  const int64_t deadline = now_ns() + timeout;
-
   Operation* op = nullptr;
   if (plans.empty()) {
-    op = enqueue(r, std::move(prepared), memory, deadline);
+    op = enqueue(r, std::move(prepared), memory, timeout);
     op->references.store(2, std::memory_order_relaxed);  // the queue's and the caller's
     op->ready = std::exchange(ready.mark, nullptr);
     op->done = r.done;
     op->context = r.context;
   } else {
     op = take_operation();
-    describe(*op, r, memory, deadline);
+    describe(*op, r, memory, timeout);
     op->references.store(2, std::memory_order_relaxed);  // the pieces' and the caller's
     op->sequence = sequence_;
     op->done = r.done;
     op->context = r.context;
     op->pieces.store(static_cast<uint32_t>(plans.size()), std::memory_order_relaxed);
     for (uint32_t k = 0; k < plans.size(); k++) {
-      Operation* piece = enqueue(pieces->piece(k), std::move(plans[k]), memory, deadline);
+      Operation* piece = enqueue(pieces->piece(k), std::move(plans[k]), memory, timeout);
       piece->whole = op;
       piece->ready = std::exchange(ready.mark, nullptr);
       op->last_piece = piece;
@@ -331,12 +406,16 @@ Operation* Communicator::submit(const sc_request& request, uint8_t algorithm) {
   return op;
 }
 
-void Communicator::describe(Operation& op, const sc_request& r, Memory& memory, int64_t deadline) {
+void Communicator::describe(Operation& op, const sc_request& r, Memory& memory, int64_t timeout) {
   op.state.store(kInFlight, std::memory_order_relaxed);
   op.error = Error{};
   op.owner = shared_from_this();
-  op.call = Call{static_cast<Collective>(r.collective), static_cast<DType>(r.dtype), static_cast<RedOp>(r.redop),
-                 r.root, r.send_counts ? sum(r.send_counts, options_.size) : r.count};
+  op.call = Call{static_cast<Collective>(r.collective),
+                 static_cast<DType>(r.dtype),
+                 static_cast<RedOp>(r.redop),
+                 r.root,
+                 r.send_counts ? sum(r.send_counts, options_.size) : r.count,
+                 0};
   op.send_counts.clear();
   op.recv_counts.clear();
   if (r.send_counts) op.send_counts.assign(r.send_counts, r.send_counts + options_.size);
@@ -348,7 +427,8 @@ void Communicator::describe(Operation& op, const sc_request& r, Memory& memory, 
   op.last = kNow;
   op.buffers[0].assign(r.input, r.inputs);
   op.buffers[1].assign(r.output, r.outputs);
-  op.deadline = deadline;
+  op.timeout = timeout;
+  op.deadline = now_ns() + timeout;
   op.done = nullptr;
   op.context = nullptr;
   op.active = false;
@@ -357,7 +437,7 @@ void Communicator::describe(Operation& op, const sc_request& r, Memory& memory, 
 }
 
 Operation* Communicator::enqueue(const sc_request& r, std::shared_ptr<const Prepared> prepared, Memory& memory,
-                                 int64_t deadline) {
+                                 int64_t timeout) {
   // Every rank counts alike, from what the call and its plan say, so all step to the next epoch before the same
   // sequence.
   if (epoch_blocks_ + prepared->plan.blocks > options_.budget_blocks) {
@@ -367,7 +447,7 @@ Operation* Communicator::enqueue(const sc_request& r, std::shared_ptr<const Prep
   epoch_blocks_ += prepared->plan.blocks;
 
   Operation* op = take_operation();
-  describe(*op, r, memory, deadline);
+  describe(*op, r, memory, timeout);
   op->references.store(1, std::memory_order_relaxed);
   op->prepared = std::move(prepared);
   op->sequence = sequence_++;
@@ -466,7 +546,7 @@ Communicator::Round Communicator::round(bool look) {
 
 bool Communicator::idle() {
   std::lock_guard lock(mutex_);
-  return queue_.empty();
+  return queue_.empty() && !exchanging_;
 }
 
 void Communicator::doze(int64_t at_most_ns) {
@@ -491,10 +571,15 @@ bool Communicator::step() {
     return state_ != State::failing;
   }
   if (state_ != State::active) return false;
+  bool moved = false;
+  if (exchanging_.load(std::memory_order_relaxed)) {
+    moved = step_messages(false);
+    if (state_ != State::active) return true;
+  }
   if (!current_) {
     {
       std::lock_guard lock(mutex_);
-      if (queue_.empty()) return false;
+      if (queue_.empty()) return moved;
       current_ = queue_.front();
     }
     blocked_since_ = 0;
@@ -531,7 +616,7 @@ bool Communicator::step() {
   }
   switch (progress) {
     case Executor::Progress::blocked:
-      return false;
+      return moved;
     case Executor::Progress::moved:
       blocked_since_ = 0;
       return true;
@@ -563,8 +648,42 @@ bool Communicator::step() {
   return false;
 }
 
+bool Communicator::step_messages(bool everyone) {
+  std::vector<Operation*> posted;
+  {
+    std::lock_guard lock(mutex_);
+    posted.swap(exchanges_);
+  }
+  for (Operation* op : posted) messages_->post(op);
+  PointToPoint::Progress progress;
+  try {
+    progress = messages_->progress(finished_messages_, everyone);
+  } catch (const std::exception& e) {  // libcrypto or memory failed: nothing that a retry could rely on
+    fail({ErrorKind::closed, here() + "a message between ranks: " + e.what()}, kListenShort);
+    return true;
+  }
+  for (Operation* op : finished_messages_) complete(op, Error{});
+  finished_messages_.clear();
+  if (progress != PointToPoint::Progress::failed) return progress == PointToPoint::Progress::moved;
+  const PointToPoint::Failure& f = messages_->failure();
+  const std::string who = "rank " + std::to_string(f.peer);
+  if (f.kind == ErrorKind::mismatch)
+    fail_message({f.kind, here() + who + "'s " + f.theirs.text() + " met this rank's " + f.ours.text() +
+                              "; a send and the receive that takes it must have the same dtype and size"},
+                 0, f.peer, f.ours, f.theirs);
+  else
+    fail_message({f.kind, here() + "a message from " + who + ": " + f.text}, kListenShort, f.peer,
+                 Call{Collective::receive, DType::none, RedOp::none, f.peer, 0, 0});
+  return true;
+}
+
 void Communicator::complete(Operation* op, Error error) {
   const bool failed = static_cast<bool>(error);
+  if (is_message(*op)) {
+    std::lock_guard lock(mutex_);
+    exchanging_.fetch_sub(1);
+    sends_.erase(std::remove(sends_.begin(), sends_.end(), op), sends_.end());
+  }
   if (Operation* whole = op->whole) {
     if (failed && !whole->error) whole->error = error;
     if (whole->pieces.fetch_sub(1) == 1) {
@@ -585,10 +704,12 @@ void Communicator::complete(Operation* op, Error error) {
 void Communicator::zero_output(const Operation& op) const {
   // The root of a broadcast keeps what it had: nothing of it came from a peer.
   if (op.call.collective == Collective::broadcast && op.call.root == options_.rank) return;
+  if (op.call.collective == Collective::receive) op.buffers[0].zero(*op.memory);
   op.buffers[1].zero(*op.memory);
 }
 
 std::string Communicator::where(const Operation& op) const {
+  if (is_message(op)) return here() + op.call.text() + ": ";
   return here() + op.call.text() + ", collective number " + std::to_string(op.sequence) + ": ";
 }
 
@@ -618,63 +739,100 @@ void Communicator::look_around() {
     return;
   }
   poll_control();
-  if (state_ != State::active || !current_) return;
-  if (!blocked_since_) {
+  if (state_ != State::active) return;
+  // Whoever waits for a collective also takes what its peers sent, so that they get to that collective.
+  if (messages_ && (current_ || exchanging_)) step_messages(true);
+  if (state_ != State::active || !(current_ || exchanging_)) return;
+  if (current_ && !blocked_since_) {
     blocked_since_ = now;
     next_liveness_ = now;
   }
-  Operation* late = nullptr;
-  {
-    std::lock_guard lock(mutex_);
-    for (Operation* op : queue_)
-      if (now >= op->deadline && (!late || op->deadline < late->deadline)) late = op;
-  }
-  if (late) {
-    const auto ranks = executor_.awaited(*current_);
-    std::string text = where(*late) + "not finished by its deadline";
-    if (late != current_)
-      text += ", behind " + current_->call.text() + ", collective number " + std::to_string(current_->sequence);
-    if (!ranks.empty()) text += "; still waiting for " + ranks_text(ranks);
-    text += "; see that every rank runs and issues the same calls, or raise the timeout";
-    fail({ErrorKind::timeout, text}, kListenShort, ranks.empty() ? UINT32_MAX : ranks[0]);
-    return;
-  }
-  if (options_.size == 1) return;
+  if (late(now) || options_.size == 1) return;
   if (now >= next_liveness_) {
     next_liveness_ = now + kLivenessEvery;
-    std::vector<uint32_t> gone, left;
-    const auto ranks = executor_.awaited(*current_);
-    for (uint32_t p : ranks) {
-      if (left_[p])
-        left.push_back(p);
-      else if (!segment_->alive(p))
-        gone.push_back(p);
-    }
-    if (!gone.empty() || !left.empty()) {
-      // What a peer sent before it ended counts: so look once more, now that no more can come.
-      const auto again = executor_.awaited(*current_);
-      auto still = [&](std::vector<uint32_t>& v) {
-        v.erase(std::remove_if(v.begin(), v.end(),
-                               [&](uint32_t p) { return !std::binary_search(again.begin(), again.end(), p); }),
-                v.end());
-      };
-      still(gone);
-      still(left);
-      if (!gone.empty() || !left.empty()) {
-        const bool died = !gone.empty();
-        fail({ErrorKind::peer_lost, where(*current_) + ranks_text(died ? gone : left) +
-                                        (died ? " is gone: its process ended" : " closed its communicator") +
-                                        "; restart the job, or the group, without it"},
-             kListenShort, (died ? gone : left)[0]);
-        return;
-      }
-    }
+    if (lost()) return;
   }
-  if (!asked_ && now - blocked_since_ > kAskAfter) {
+  if (current_ && !asked_ && now - blocked_since_ > kAskAfter) {
     asked_ = true;
     for (uint32_t p : executor_.awaited(*current_))
       control_[p]->send(about(ControlKind::query, ErrorKind::none, p, current_->sequence));
   }
+}
+
+bool Communicator::late(int64_t now) {
+  Operation* late = nullptr;
+  const auto look = [&](Operation* op) {
+    if (now >= op->deadline && (!late || op->deadline < late->deadline)) late = op;
+  };
+  {
+    std::lock_guard lock(mutex_);
+    for (Operation* op : queue_) look(op);
+  }
+  if (messages_)
+    for (Operation* op : messages_->unfinished()) look(op);
+  if (!late) return false;
+  const bool message = is_message(*late);
+  const auto ranks = message ? messages_->awaited(*late) : executor_.awaited(*current_);
+  std::string text = where(*late) + "not finished within the timeout of " + seconds(late->timeout);
+  if (!message && late != current_)
+    text += ", behind " + current_->call.text() + ", collective number " + std::to_string(current_->sequence);
+  if (!ranks.empty()) text += "; still waiting for " + ranks_text(ranks);
+  if (message) {
+    text +=
+        late->call.collective == Collective::send ? ", which did not receive it" : ", which sent nothing that fits";
+    text += "; see that it runs and that tags agree, or raise the timeout";
+    fail_message({ErrorKind::timeout, text}, kListenShort, ranks[0], late->call);
+    return true;
+  }
+  text += "; see that every rank runs and issues the same calls, or raise the timeout";
+  fail({ErrorKind::timeout, text}, kListenShort, ranks.empty() ? UINT32_MAX : ranks[0]);
+  return true;
+}
+
+bool Communicator::lost() {
+  const auto is_gone = [&](uint32_t p) { return left_[p] || !segment_->alive(p); };
+  const auto text = [&](const Operation& op, const std::vector<uint32_t>& ranks) {
+    return where(op) + ranks_text(ranks) +
+           (left_[ranks[0]]     ? " closed the communicator"
+            : ranks.size() == 1 ? " is gone: its process ended"
+                                : " are gone: their processes ended") +
+           "; restart the job, or the group, without " + (ranks.size() == 1 ? "it" : "them");
+  };
+  if (current_) {
+    std::vector<uint32_t> gone;
+    for (uint32_t p : executor_.awaited(*current_))
+      if (is_gone(p)) gone.push_back(p);
+    if (!gone.empty()) {
+      // What a peer sent before it ended counts: so look once more, now that no more can come.
+      const auto again = executor_.awaited(*current_);
+      gone.erase(std::remove_if(gone.begin(), gone.end(),
+                                [&](uint32_t p) { return !std::binary_search(again.begin(), again.end(), p); }),
+                 gone.end());
+      // Those that died before those that left: they are the cause.
+      std::stable_partition(gone.begin(), gone.end(), [&](uint32_t p) { return !left_[p]; });
+      const auto same = std::find_if(gone.begin(), gone.end(), [&](uint32_t p) { return left_[p] != left_[gone[0]]; });
+      gone.erase(same, gone.end());
+    }
+    if (!gone.empty()) {
+      fail({ErrorKind::peer_lost, text(*current_, gone)}, kListenShort, gone[0]);
+      return true;
+    }
+  }
+  if (!messages_ || messages_->unfinished().empty()) return false;
+  std::vector<uint8_t> gone(options_.size, 0);
+  bool any = false;
+  for (uint32_t p = 0; p < options_.size; p++)
+    if (p != options_.rank && is_gone(p)) gone[p] = any = true;
+  if (!any) return false;
+  while (step_messages(true))  // what they sent before
+    if (state_ != State::active) return true;
+  for (Operation* op : messages_->unfinished()) {
+    const auto ranks = messages_->awaited(*op);
+    if (!std::all_of(ranks.begin(), ranks.end(), [&](uint32_t p) { return gone[p]; })) continue;
+    fail_message({ErrorKind::peer_lost, text(*op, ranks)}, kListenShort, ranks[0], op->call);
+    return true;
+  }
+  return false;
 }
 
 void Communicator::poll_control() {
@@ -738,6 +896,31 @@ void Communicator::compare(uint32_t peer, const ControlMessage& theirs) {
     fail({ErrorKind::mismatch, mismatch(peer, theirs, ours)}, kListenShort, UINT32_MAX, theirs.sequence);
 }
 
+std::string Communicator::reports(uint32_t peer, const ControlMessage& message) const {
+  static constexpr const char* why[] = {
+      "an error",          "a wrong call", "a failed handshake", "a record that failed authentication",
+      "calls that differ", "a lost peer",  "a timeout",          "an abort"};
+  std::string text = here() + "rank " + std::to_string(peer) + " reports " + why[static_cast<unsigned>(message.error)];
+  if (message.subject < options_.size) text += " (rank " + std::to_string(message.subject) + ")";
+  return text;
+}
+
+void Communicator::told_of_message(uint32_t peer, const ControlMessage& message) {
+  heard_[peer] = 1;
+  if (state_ != State::active) return;
+  std::string text = reports(peer, message) + " in its " + message.call.text();
+  if (message.error == ErrorKind::mismatch) {
+    Call sent = message.other;
+    sent.root = peer;
+    text = here() + "rank " + std::to_string(peer) + "'s " + message.call.text() + " met rank " +
+           std::to_string(message.call.root == kAnySource ? message.subject : message.call.root) + "'s " +
+           sent.text() + "; a send and the receive that takes it must have the same dtype and size";
+  }
+  const ErrorKind kind = message.error == ErrorKind::closed ? ErrorKind::peer_lost : message.error;
+  about_message_ = message;  // passed on
+  fail({kind, text + "; its own error says more; make a new communicator to go on"}, 0, message.subject);
+}
+
 void Communicator::receive(uint32_t peer, const ControlMessage& message) {
   switch (message.kind) {
     case ControlKind::heartbeat:
@@ -759,6 +942,10 @@ void Communicator::receive(uint32_t peer, const ControlMessage& message) {
       compare(peer, message);
       return;
     case ControlKind::notice: {
+      if (message.call.collective == Collective::send || message.call.collective == Collective::receive) {
+        told_of_message(peer, message);
+        return;
+      }
       Past ours;
       const bool both = mine(message.sequence, ours);
       const bool differ = both && differs(peer, message, ours);
@@ -780,13 +967,8 @@ void Communicator::receive(uint32_t peer, const ControlMessage& message) {
         fail({ErrorKind::mismatch, mismatch(peer, message, ours)}, kListenShort, UINT32_MAX, sequence);
         return;
       }
-      static constexpr const char* why[] = {
-          "an error",          "a wrong call", "a failed handshake", "a record that failed authentication",
-          "calls that differ", "a lost peer",  "a timeout",          "an abort"};
       const ErrorKind kind = message.error == ErrorKind::closed ? ErrorKind::peer_lost : message.error;
-      std::string text =
-          here() + "rank " + std::to_string(peer) + " reports " + why[static_cast<unsigned>(message.error)];
-      if (message.subject < options_.size) text += " (rank " + std::to_string(message.subject) + ")";
+      std::string text = reports(peer, message);
       if (message.sequence != UINT64_MAX)
         text += " in " + message.call.text() + ", collective number " + std::to_string(message.sequence);
       fail({kind, text + "; its own error says more; make a new communicator to go on"}, 0, message.subject, sequence);
@@ -797,6 +979,7 @@ void Communicator::receive(uint32_t peer, const ControlMessage& message) {
 
 ControlMessage Communicator::about(ControlKind kind, ErrorKind error, uint32_t peer, uint64_t sequence) {
   ControlMessage m;
+  if (about_message_ && kind == ControlKind::notice) m = *about_message_;
   m.kind = kind;
   m.error = error;
   m.rank = options_.rank;
@@ -812,6 +995,14 @@ ControlMessage Communicator::about(ControlKind kind, ErrorKind error, uint32_t p
   return m;
 }
 
+void Communicator::fail_message(Error error, int64_t listen_ns, uint32_t subject, const Call& ours,
+                                const Call& theirs) {
+  about_message_.emplace();
+  about_message_->call = ours;
+  about_message_->other = theirs;
+  fail(std::move(error), listen_ns, subject);
+}
+
 // The first failure: stop, erase the data keys, zero what is unfinished, tell the peers. What remains is to listen for
 // their view of it, so that the error can name the cause.
 void Communicator::fail(Error error, int64_t listen_ns, uint32_t subject, uint64_t sequence) {
@@ -821,10 +1012,11 @@ void Communicator::fail(Error error, int64_t listen_ns, uint32_t subject, uint64
     state_ = State::failing;
     error_ = std::move(error);
     failed_subject_ = subject;
-    failed_sequence_ = sequence != UINT64_MAX ? sequence
-                       : current_             ? current_->sequence
-                       : sequence_            ? sequence_ - 1
-                                              : UINT64_MAX;
+    failed_sequence_ = about_message_           ? UINT64_MAX
+                       : sequence != UINT64_MAX ? sequence
+                       : current_               ? current_->sequence
+                       : sequence_              ? sequence_ - 1
+                                                : UINT64_MAX;
   }
   {
     std::lock_guard lock(device_mutex_);
@@ -833,9 +1025,14 @@ void Communicator::fail(Error error, int64_t listen_ns, uint32_t subject, uint64
   for (Stream& s : transport_.sender) s.erase();
   for (Stream& s : transport_.link_tx) s.erase();
   for (Stream& s : transport_.link_rx) s.erase();
+  if (messages_) {
+    messages_->erase();
+    for (Operation* op : messages_->unfinished()) zero_output(*op);
+  }
   {
     std::lock_guard lock(mutex_);
     for (Operation* op : queue_) zero_output(*op);
+    for (Operation* op : exchanges_) zero_output(*op);
   }
   for (uint32_t p = 0; p < options_.size; p++)
     if (control_[p]) control_[p]->send(about(ControlKind::notice, error_.kind, p, failed_sequence_));
@@ -871,8 +1068,12 @@ void Communicator::conclude() {
     std::lock_guard lock(mutex_);
     state_ = State::failed;
     unfinished.swap(queue_);
+    unfinished.insert(unfinished.end(), exchanges_.begin(), exchanges_.end());
+    exchanges_.clear();
     error = error_;
   }
+  if (messages_)
+    for (Operation* op : messages_->take_unfinished()) unfinished.push_back(op);
   current_ = nullptr;
   for (Operation* op : unfinished) complete(op, error);
 }
@@ -883,8 +1084,8 @@ bool Communicator::drain(int64_t until) {
     Operation* last = nullptr;
     {
       std::lock_guard lock(mutex_);
-      if (queue_.empty()) return true;
-      last = queue_.back();
+      if (queue_.empty() && sends_.empty()) return true;
+      last = queue_.empty() ? sends_.back() : queue_.back();
       last->references.fetch_add(1);
     }
     const bool final = wait(*last, until);
@@ -935,6 +1136,7 @@ void Communicator::close() {
     }
     for (auto* list : {&transport_.sender, &transport_.link_tx, &transport_.link_rx})
       for (Stream& s : *list) s.erase();
+    if (messages_) end_messages();
     for (auto& c : control_)
       if (c) c->erase();
   }
@@ -946,9 +1148,25 @@ void Communicator::close() {
   std::lock_guard progress(progress_);
   transport_.writers.clear();
   transport_.readers.clear();
+  messages_.reset();
   control_.clear();
   control_.resize(options_.size);
   segment_.reset();
+}
+
+// What no message came for.
+void Communicator::end_messages() {
+  std::list<Operation*> unfinished = messages_->take_unfinished();
+  {
+    std::lock_guard lock(mutex_);
+    unfinished.insert(unfinished.end(), exchanges_.begin(), exchanges_.end());
+    exchanges_.clear();
+  }
+  messages_->erase();
+  for (Operation* op : unfinished) {
+    zero_output(*op);
+    complete(op, {ErrorKind::closed, where(*op) + "the communicator was closed before a message came"});
+  }
 }
 
 Error Communicator::error() {

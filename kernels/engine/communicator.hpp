@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -12,6 +13,7 @@
 #include "engine/control.hpp"
 #include "engine/executor.hpp"
 #include "engine/operation.hpp"
+#include "engine/point_to_point.hpp"
 #include "engine/segment.hpp"
 #include "engine/store_choice.hpp"
 
@@ -19,7 +21,7 @@ namespace securecoll {
 
 // Moved out of a finished handshake; by peer, empty at the own rank.
 struct Roots {
-  std::vector<Secret> link_tx, link_rx, control_tx, control_rx, sender;
+  std::vector<Secret> link_tx, link_rx, p2p_tx, p2p_rx, control_tx, control_rx, sender;
 };
 
 struct CommunicatorOptions {
@@ -50,6 +52,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // when the call is wrong, and then nothing was sent and no sequence number used; else the communicator's first
   // error.
   Operation* submit(const sc_request& request, uint8_t algorithm = 0);
+  // As submit, for a message to or from another rank: Collective::send or receive.
+  Operation* exchange(const sc_message& message, Collective direction);
   // Makes progress until the operation is final, or handed to its memory, or `until` (ns, monotonic; 0: its own
   // deadline rules) has passed. Returns whether it got there.
   enum class Until : uint8_t { final, handed };
@@ -58,7 +62,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void resume(Operation& op, void* stream);
   static void release(Operation* op);
 
-  // Makes progress until nothing is in flight or `until` (ns, monotonic) has passed. Whether nothing is.
+  // Makes progress until no collective and no send is in flight or `until` (ns, monotonic) has passed. Whether none
+  // is.
   bool drain(int64_t until);
   void abort(const std::string& reason);
   void close();
@@ -109,17 +114,27 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
                                           uint8_t algorithm);
   Operation* take_operation();
   // All but references, plan, sequence and epoch.
-  void describe(Operation& op, const sc_request& request, Memory& memory, int64_t deadline);
+  void describe(Operation& op, const sc_request& request, Memory& memory, int64_t timeout);
   // mutex_ held: gives it its sequence number. The one reference is the queue's.
   Operation* enqueue(const sc_request& request, std::shared_ptr<const Prepared> prepared, Memory& memory,
-                     int64_t deadline);
+                     int64_t timeout);
   void zero_output(const Operation& op) const;
   // Nobody rings a bell when a device is done.
   int64_t recheck_ns() const { return executor_.outstanding() ? kRecheckNs / 40 : kRecheckNs; }
-  bool step();          // progress_ held
+  // The communicator's error, as a later call raises it. mutex_ held.
+  void require_active() const;
+  // Before a call is taken. A peer's failure that arrived while this rank was busy elsewhere is its answer.
+  void listen();
+  bool step();  // progress_ held
+  // progress_ held. `everyone`: see PointToPoint::progress.
+  bool step_messages(bool everyone);
+  // The notice, and so the peers' error, is about a message.
+  void fail_message(Error error, int64_t listen_ns, uint32_t subject, const Call& ours, const Call& theirs = {});
   void look_around();   // progress_ held: clocks, control, liveness
   void poll_control();  // progress_ held
   void receive(uint32_t peer, const ControlMessage& message);
+  void told_of_message(uint32_t peer, const ControlMessage& message);
+  std::string reports(uint32_t peer, const ControlMessage& message) const;
   void compare(uint32_t peer, const ControlMessage& message);
   bool mine(uint64_t sequence, Past& past);
   std::string mismatch(uint32_t peer, const ControlMessage& theirs, const Past& ours) const;
@@ -131,6 +146,10 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void step_failing();  // progress_ held
   void conclude();      // progress_ held
   void complete(Operation* op, Error error);
+  void end_messages();  // progress_ held
+  // What passed its deadline, or waits for ranks that are gone. Whether that ended the communicator.
+  bool late(int64_t now);
+  bool lost();
   std::string where(const Operation& op) const;
   std::string ranks_text(const std::vector<uint32_t>& ranks) const;
 
@@ -147,6 +166,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   std::mutex mutex_;  // the queue, sequence numbers, plans and the state's transitions
   std::deque<Operation*> queue_;
+  std::vector<Operation*> exchanges_;    // sends and receives that messages_ did not take over yet
+  std::vector<Operation*> sends_;        // that are not final
+  std::atomic<uint32_t> exchanging_{0};  // sends and receives that are not final
   std::vector<Operation*> spare_;
   std::unordered_map<Key, std::shared_ptr<const Prepared>, KeyHash> plans_;
   std::vector<Past> history_;
@@ -162,6 +184,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::unique_ptr<Segment> segment_;
   Transport transport_;
   Executor executor_;
+  std::unique_ptr<PointToPoint> messages_;
+  std::vector<Operation*> finished_messages_;
+  std::optional<ControlMessage> about_message_;  // what this rank's failure is about, if not a collective
   StoreChoice store_choice_;
   std::vector<std::unique_ptr<ControlLink>> control_;
   std::vector<ControlMessage> questions_;  // a QUERY for a call this rank has not made yet; rank size: none

@@ -8,7 +8,7 @@
 namespace securecoll {
 
 // u8 kind | u8 error | u8 collective | u8 dtype | u8 redop | 3 zero | u32 rank | u32 root | u64 sequence | u64 count |
-// u64 sends | u64 expects | u32 subject | zeros
+// u64 sends | u64 expects | u32 subject | u64 tag | u64 other count | u8 other collective | u8 other dtype | zeros
 void ControlMessage::encode(uint8_t out[kControlBytes]) const {
   std::memset(out, 0, kControlBytes);
   out[0] = static_cast<uint8_t>(kind);
@@ -23,11 +23,15 @@ void ControlMessage::encode(uint8_t out[kControlBytes]) const {
   store_be64(out + 32, sends);
   store_be64(out + 40, expects);
   store_be32(out + 48, subject);
+  store_be64(out + 52, call.tag);
+  store_be64(out + 60, other.count);
+  out[68] = static_cast<uint8_t>(other.collective);
+  out[69] = static_cast<uint8_t>(other.dtype);
 }
 
 bool ControlMessage::decode(const uint8_t in[kControlBytes]) {
   if (in[0] < 1 || in[0] > 4 || in[1] > static_cast<uint8_t>(ErrorKind::closed) || in[3] >= kDTypes ||
-      in[4] >= kRedOps)
+      in[4] >= kRedOps || in[69] >= kDTypes)
     return false;
   kind = static_cast<ControlKind>(in[0]);
   error = static_cast<ErrorKind>(in[1]);
@@ -41,6 +45,10 @@ bool ControlMessage::decode(const uint8_t in[kControlBytes]) {
   sends = load_be64(in + 32);
   expects = load_be64(in + 40);
   subject = load_be32(in + 48);
+  call.tag = other.tag = load_be64(in + 52);
+  other.count = load_be64(in + 60);
+  other.collective = static_cast<Collective>(in[68]);
+  other.dtype = static_cast<DType>(in[69]);
   return true;
 }
 

@@ -24,6 +24,8 @@ struct ControlMessage {
   // uneven pairwise collectives.
   uint64_t sends = 0, expects = 0;
   uint32_t subject = UINT32_MAX;  // the rank that a peer_lost or timeout notice is about
+  // Of a notice about a send or a receive that met one that does not fit: the receiver's `call`, and what it met.
+  Call other;
 
   void encode(uint8_t out[kControlBytes]) const;
   // False when a field is out of its range.

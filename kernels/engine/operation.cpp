@@ -66,7 +66,14 @@ void Buffer::zero(Memory& memory) const noexcept {
 std::string Call::text() const {
   std::string s = name_of(collective);
   if (collective == Collective::barrier) return s + "()";
-  s += "(" + std::string(name_of(dtype)) + "[" + std::to_string(count) + "]";
+  s += "(";
+  if (dtype != DType::none) s += std::string(name_of(dtype)) + "[" + std::to_string(count) + "]";
+  if (collective == Collective::send || collective == Collective::receive) {
+    if (dtype != DType::none) s += ", ";
+    s += (collective == Collective::send ? "to=" : "from=") + (root == kAnySource ? "any" : std::to_string(root));
+    if (dtype != DType::none) s += ", tag=" + std::to_string(tag);
+    return s + ")";
+  }
   if (redop != RedOp::none) s += std::string(", ") + name_of(redop);
   switch (collective) {
     case Collective::broadcast:

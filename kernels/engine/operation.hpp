@@ -1,7 +1,8 @@
-// One collective in flight on one rank.
+// One collective, send or receive in flight on one rank.
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <list>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -51,8 +52,9 @@ struct Call {
   Collective collective = Collective::barrier;
   DType dtype = DType::none;
   RedOp redop = RedOp::none;
-  uint32_t root = 0;
+  uint32_t root = 0;  // of a send or a receive: the other rank, or kAnySource
   uint64_t count = 0;
+  uint64_t tag = 0;  // of a send or a receive
   std::string text() const;
 };
 
@@ -107,6 +109,8 @@ struct LaneTurn {
   bool over = false;
 };
 
+inline constexpr uint32_t kAnySource = UINT32_MAX;
+
 struct Operation {
   // Referenced by the caller's handle and by the communicator's queue.
   std::atomic<uint32_t> references{1};
@@ -125,7 +129,7 @@ struct Operation {
   void* ready = nullptr;     // marks of that memory: what this comes after, and its own end
   void* end = nullptr;
   Buffer buffers[2];
-  int64_t deadline = 0;  // ns, monotonic
+  int64_t timeout = 0, deadline = 0;  // ns; the deadline monotonic
   sc_done done = nullptr;
   void* context = nullptr;
 
@@ -146,6 +150,10 @@ struct Operation {
   std::atomic<uint32_t> pieces{0};
   Operation* last_piece = nullptr;
   Operation* whole = nullptr;
+
+  // Of a send or a receive: who sent it, once that is known, and where it stands among the unfinished ones.
+  uint32_t source = kAnySource;
+  std::list<Operation*>::iterator entry;
 
   bool final() const { return state.load(std::memory_order_acquire) != kInFlight; }
 };

@@ -90,10 +90,8 @@ uint64_t SegmentShape::stride() const { return (uint64_t{slot_bytes} + 16 + kPag
 uint64_t SegmentShape::slots_at() const {
   return (control_at() + size * control_lane_bytes() + kPage - 1) / kPage * kPage;
 }
-// One lane a peer, and the lane to all in the place of this rank's own.
-uint64_t SegmentShape::bytes() const { return slots_at() + uint64_t{size} * lane_bytes(); }
-
-Segment::Segment(uint32_t rank, SegmentShape shape) : rank_(rank), shape_(shape), mappings_(shape.size) {
+Segment::Segment(uint32_t rank, SegmentShape shape)
+    : rank_(rank), shape_(shape), mappings_(shape.size), allocated_(2 * size_t{shape.size}, 0) {
   static const bool swept = (remove_left_overs(), true);
   (void)swept;
   fill_random(challenge_, sizeof challenge_);
@@ -113,33 +111,60 @@ Segment::Segment(uint32_t rank, SegmentShape shape) : rank_(rank), shape_(shape)
   linked_ = true;
   close_in_children(own.fd);
   auto lock = whole_file(F_WRLCK);
-  const uint64_t bytes = shape_.bytes();
   int failed = fcntl(own.fd, F_SETLK, &lock) != 0 ? errno : 0;
   // Allocated now: a page that cannot be had later would be a SIGBUS in the middle of a collective.
-  if (!failed) failed = posix_fallocate(own.fd, 0, static_cast<off_t>(bytes));
-  void* at = failed ? MAP_FAILED : mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, own.fd, 0);
+  if (!failed) failed = posix_fallocate(own.fd, 0, static_cast<off_t>(shape_.messages_at()));
+  if (!failed && ftruncate(own.fd, static_cast<off_t>(shape_.bytes())) != 0) failed = errno;
+  void* at = failed ? MAP_FAILED : map(own.fd, PROT_READ | PROT_WRITE);
   if (at == MAP_FAILED) {
     if (!failed) failed = errno;
-    struct statvfs fs{};
-    statvfs(kDirectory, &fs);
     unlink();
-    const uint64_t free_bytes = uint64_t{fs.f_bavail} * fs.f_frsize;
     release(own);
-    throw EngineError(ErrorKind::config,
-                      "rank " + std::to_string(rank) + ": " + path + " needs " + std::to_string(bytes) +
-                          " bytes and " + kDirectory + " has " + std::to_string(free_bytes) + " free (" +
-                          std::strerror(failed) +
-                          "); enlarge it, for example with docker run --shm-size or mount -o remount,size=");
+    too_small(path, shape_.messages_at(), failed);
   }
   own.base = static_cast<uint8_t*>(at);
   own.same_process = true;
-  madvise(at, bytes, MADV_DONTFORK);
+  madvise(at, shape_.bytes(), MADV_DONTFORK);
   std::memcpy(own.base, challenge_, sizeof challenge_);
 }
 
 Segment::~Segment() {
   unlink();
   for (Mapping& m : mappings_) release(m);
+}
+
+void* Segment::map(int fd, int protection) const {
+  void* at = mmap(nullptr, shape_.bytes(), protection, MAP_SHARED, fd, 0);
+  if (at == MAP_FAILED) return at;
+  // Not the rest: reading a page of shared memory that is not there makes it.
+  if (mmap(at, shape_.messages_at(), protection, MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd, 0) != MAP_FAILED)
+    return at;
+  const int failed = errno;
+  munmap(at, shape_.bytes());
+  errno = failed;
+  return MAP_FAILED;
+}
+
+void Segment::too_small(const std::string& path, uint64_t bytes, int failed) const {
+  struct statvfs fs{};
+  statvfs(kDirectory, &fs);
+  throw EngineError(ErrorKind::config, "rank " + std::to_string(rank_) + ": " + path + " needs " +
+                                           std::to_string(bytes) + " bytes and " + kDirectory + " has " +
+                                           std::to_string(uint64_t{fs.f_bavail} * fs.f_frsize) + " free (" +
+                                           std::strerror(failed) +
+                                           "); enlarge it, for example with docker run --shm-size or mount -o "
+                                           "remount,size=");
+}
+
+void Segment::allocate(uint64_t lane) {
+  std::lock_guard lock(allocation_);
+  if (allocated_[lane]) return;
+  const uint64_t bytes = shape_.lane_bytes();
+  const int failed =
+      posix_fallocate(mappings_[rank_].fd, static_cast<off_t>(message_slots(lane)), static_cast<off_t>(bytes));
+  if (failed) too_small("a lane for messages to rank " + std::to_string(lane / 2), bytes, failed);
+  allocated_[lane] = 1;
+  allocated_bytes_ += bytes;
 }
 
 void Segment::release(Mapping& m) noexcept {
@@ -200,7 +225,7 @@ void Segment::connect(const std::vector<std::string>& endpoints) {
     struct stat s;
     if (fstat(m.fd, &s) != 0 || !S_ISREG(s.st_mode) || s.st_size != static_cast<off_t>(shape_.bytes()))
       throw EngineError(ErrorKind::handshake, who + "'s segment " + path + " has the wrong size");
-    void* at = mmap(nullptr, shape_.bytes(), PROT_READ, MAP_SHARED | MAP_POPULATE, m.fd, 0);
+    void* at = map(m.fd, PROT_READ);
     if (at == MAP_FAILED)
       throw EngineError(ErrorKind::handshake, who + "'s segment " + path + " cannot be mapped: " + reason());
     m.base = static_cast<uint8_t*>(at);
@@ -215,9 +240,9 @@ void Segment::connect(const std::vector<std::string>& endpoints) {
 Bell* Segment::bell() const { return reinterpret_cast<Bell*>(mappings_[rank_].base + SegmentShape::kPage); }
 
 uint64_t Segment::mapped_bytes() const {
-  uint64_t n = 0;
+  uint64_t n = allocated_bytes_;
   for (const Mapping& m : mappings_)
-    if (m.base) n += shape_.bytes();
+    if (m.base) n += shape_.messages_at();
   return n;
 }
 
@@ -229,14 +254,28 @@ namespace {
 const Bell* bell_of(const uint8_t* base) { return reinterpret_cast<const Bell*>(base + SegmentShape::kPage); }
 }  // namespace
 
-// Heads: [0, size) to each rank, [size] to all, (size, 2 size] control. Tails: by writer: from it, from its lane to
-// all, its control. Slots: lane p for rank p; the lane to all takes the place of the own rank.
-std::unique_ptr<LaneWriter> Segment::writer_to(uint32_t peer) const {
-  uint8_t* base = mappings_[rank_].base;
+std::unique_ptr<LaneWriter> Segment::writer(uint32_t peer, uint64_t head, uint64_t tail, uint64_t slots) const {
   return std::make_unique<ShmLaneWriter>(
-      const_cast<Word*>(word(rank_, shape_.heads_at(), peer)), base + shape_.slots_at() + peer * shape_.lane_bytes(),
-      shape_.stride(), shape_.depth,
-      std::vector<ShmLaneWriter::Reader>{{peer, word(peer, shape_.tails_at(), rank_), bell_of(mappings_[peer].base)}});
+      const_cast<Word*>(word(rank_, shape_.heads_at(), head)), mappings_[rank_].base + slots, shape_.stride(),
+      shape_.depth,
+      std::vector<ShmLaneWriter::Reader>{{peer, word(peer, shape_.tails_at(), tail), bell_of(mappings_[peer].base)}});
+}
+
+std::unique_ptr<LaneReader> Segment::reader(uint32_t peer, uint64_t head, uint64_t tail, uint64_t slots) const {
+  return std::make_unique<ShmLaneReader>(
+      peer, word(peer, shape_.heads_at(), head), mappings_[peer].base + slots, shape_.stride(), shape_.depth,
+      const_cast<Word*>(word(rank_, shape_.tails_at(), tail)), bell_of(mappings_[peer].base));
+}
+
+// Heads: [0, size) to each rank, [size] to all, then control, messages and bulk, `size` each. Tails, by writer: from
+// it, from its lane to all, control, messages, bulk. Slots: lane p for rank p; the lane to all takes the place of the
+// own rank; those for messages and bulk come in turn.
+std::unique_ptr<LaneWriter> Segment::writer_to(uint32_t peer) const {
+  return writer(peer, peer, rank_, shape_.slots_at() + peer * shape_.lane_bytes());
+}
+
+std::unique_ptr<LaneReader> Segment::reader_from(uint32_t peer) const {
+  return reader(peer, rank_, peer, shape_.slots_at() + rank_ * shape_.lane_bytes());
 }
 
 std::unique_ptr<LaneWriter> Segment::writer_to_all() const {
@@ -249,6 +288,10 @@ std::unique_ptr<LaneWriter> Segment::writer_to_all() const {
                                          shape_.stride(), shape_.depth, std::move(readers));
 }
 
+std::unique_ptr<LaneReader> Segment::reader_from_all(uint32_t peer) const {
+  return reader(peer, shape_.size, shape_.size + peer, shape_.slots_at() + peer * shape_.lane_bytes());
+}
+
 std::unique_ptr<LaneWriter> Segment::control_to(uint32_t peer) const {
   return std::make_unique<ShmLaneWriter>(
       const_cast<Word*>(word(rank_, shape_.heads_at(), shape_.size + 1 + peer)),
@@ -256,20 +299,6 @@ std::unique_ptr<LaneWriter> Segment::control_to(uint32_t peer) const {
       SegmentShape::kControlDepth,
       std::vector<ShmLaneWriter::Reader>{
           {peer, word(peer, shape_.tails_at(), 2 * uint64_t{shape_.size} + rank_), bell_of(mappings_[peer].base)}});
-}
-
-std::unique_ptr<LaneReader> Segment::reader_from(uint32_t peer) const {
-  return std::make_unique<ShmLaneReader>(
-      peer, word(peer, shape_.heads_at(), rank_),
-      mappings_[peer].base + shape_.slots_at() + rank_ * shape_.lane_bytes(), shape_.stride(), shape_.depth,
-      const_cast<Word*>(word(rank_, shape_.tails_at(), peer)), bell_of(mappings_[peer].base));
-}
-
-std::unique_ptr<LaneReader> Segment::reader_from_all(uint32_t peer) const {
-  return std::make_unique<ShmLaneReader>(
-      peer, word(peer, shape_.heads_at(), shape_.size),
-      mappings_[peer].base + shape_.slots_at() + peer * shape_.lane_bytes(), shape_.stride(), shape_.depth,
-      const_cast<Word*>(word(rank_, shape_.tails_at(), shape_.size + peer)), bell_of(mappings_[peer].base));
 }
 
 std::unique_ptr<LaneReader> Segment::control_from(uint32_t peer) const {
@@ -280,10 +309,30 @@ std::unique_ptr<LaneReader> Segment::control_from(uint32_t peer) const {
       bell_of(mappings_[peer].base));
 }
 
+std::unique_ptr<LaneWriter> Segment::messages_to(uint32_t peer) const {
+  const uint64_t n = shape_.size;
+  return writer(peer, 2 * n + 1 + peer, 3 * n + rank_, message_slots(2 * uint64_t{peer}));
+}
+
+std::unique_ptr<LaneReader> Segment::messages_from(uint32_t peer) const {
+  const uint64_t n = shape_.size;
+  return reader(peer, 2 * n + 1 + rank_, 3 * n + peer, message_slots(2 * uint64_t{rank_}));
+}
+
+std::unique_ptr<LaneWriter> Segment::bulk_to(uint32_t peer) const {
+  const uint64_t n = shape_.size;
+  return writer(peer, 3 * n + 1 + peer, 4 * n + rank_, message_slots(2 * uint64_t{peer} + 1));
+}
+
+std::unique_ptr<LaneReader> Segment::bulk_from(uint32_t peer) const {
+  const uint64_t n = shape_.size;
+  return reader(peer, 3 * n + 1 + rank_, 4 * n + peer, message_slots(2 * uint64_t{rank_} + 1));
+}
+
 std::vector<Segment::Range> Segment::ranges() const {
   std::vector<Range> ranges;
   for (size_t r = 0; r < mappings_.size(); r++)
-    if (mappings_[r].base) ranges.push_back({mappings_[r].base, shape_.bytes(), r == rank_});
+    if (mappings_[r].base) ranges.push_back({mappings_[r].base, shape_.messages_at(), r == rank_});
   return ranges;
 }
 

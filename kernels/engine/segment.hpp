@@ -1,14 +1,17 @@
 // One rank's shared memory, and its view of its peers'.
 //
 // Every rank owns one POSIX segment that it alone writes: its bell, the heads and slots of the lanes it writes, the
-// tails of the lanes it reads. Peers map it read-only. Its whole size follows from (size, slot bytes, depth), is
-// allocated up front, and is checked before a peer's segment is mapped. The owner holds a POSIX record lock on it: the
+// tails of the lanes it reads. Peers map it read-only. Its whole size follows from (size, slot bytes, depth) and is
+// checked before a peer's segment is mapped. It is allocated up front, but for the slots of lanes for messages between
+// two ranks: those of a pair are allocated before its first message. The owner holds a POSIX record lock on it: the
 // kernel drops the lock when the process dies, a forked child does not inherit it, and it works across pid namespaces.
 // So a look at the lock tells whether a peer lives, and whether a left-over segment may be removed.
 #pragma once
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -29,14 +32,16 @@ struct SegmentShape {
   uint64_t stride() const;  // bytes from slot to slot
   uint64_t words_bytes(uint64_t words) const { return (words * sizeof(Word) + kPage - 1) / kPage * kPage; }
   uint64_t heads_at() const { return 2 * kPage; }  // after the header page and the bell's page
-  uint64_t heads() const { return 2 * uint64_t{size} + 1; }
+  uint64_t heads() const { return 4 * uint64_t{size} + 1; }
   uint64_t tails_at() const { return heads_at() + words_bytes(heads()); }
-  uint64_t tails() const { return 3 * uint64_t{size}; }
+  uint64_t tails() const { return 5 * uint64_t{size}; }
   uint64_t control_at() const { return tails_at() + words_bytes(tails()); }
   uint64_t control_lane_bytes() const { return kControlDepth * kControlStride; }
   uint64_t slots_at() const;
   uint64_t lane_bytes() const { return depth * stride(); }
-  uint64_t bytes() const;
+  // From here on, allocated when needed: for each peer a lane for messages and one for bulk.
+  uint64_t messages_at() const { return slots_at() + uint64_t{size} * lane_bytes(); }
+  uint64_t bytes() const { return messages_at() + 2 * uint64_t{size} * lane_bytes(); }
 };
 
 // What a rank tells its peers, inside the authenticated handshake. Exactly kEndpointBytes on the wire.
@@ -69,6 +74,14 @@ class Segment {
   std::unique_ptr<LaneReader> reader_from(uint32_t peer) const;
   std::unique_ptr<LaneReader> reader_from_all(uint32_t peer) const;
   std::unique_ptr<LaneReader> control_from(uint32_t peer) const;
+  std::unique_ptr<LaneWriter> messages_to(uint32_t peer) const;
+  std::unique_ptr<LaneReader> messages_from(uint32_t peer) const;
+  std::unique_ptr<LaneWriter> bulk_to(uint32_t peer) const;
+  std::unique_ptr<LaneReader> bulk_from(uint32_t peer) const;
+  // Before the first record on messages_to or bulk_to. Idempotent. Throws EngineError: config, when shared memory is
+  // too small.
+  void allocate_messages(uint32_t peer) { allocate(2 * uint64_t{peer}); }
+  void allocate_bulk(uint32_t peer) { allocate(2 * uint64_t{peer} + 1); }
 
   // What is mapped, for a device that can reach host memory.
   struct Range {
@@ -88,7 +101,15 @@ class Segment {
     bool same_process = false;
   };
   const Word* word(uint32_t rank, uint64_t at, uint64_t index) const;
+  // Maps all of a segment, and brings in what is allocated up front.
+  void* map(int fd, int protection) const;
   void release(Mapping& m) noexcept;
+  // The same kind of lane as seen by its two ends: its head, tail and slots within the segments that hold them.
+  std::unique_ptr<LaneWriter> writer(uint32_t peer, uint64_t head, uint64_t tail, uint64_t slots) const;
+  std::unique_ptr<LaneReader> reader(uint32_t peer, uint64_t head, uint64_t tail, uint64_t slots) const;
+  uint64_t message_slots(uint64_t lane) const { return shape_.messages_at() + lane * shape_.lane_bytes(); }
+  void allocate(uint64_t lane);
+  [[noreturn]] void too_small(const std::string& path, uint64_t bytes, int failed) const;
 
   uint32_t rank_;
   SegmentShape shape_;
@@ -96,6 +117,9 @@ class Segment {
   uint8_t challenge_[16];
   bool linked_ = false;
   std::vector<Mapping> mappings_;  // by rank; this rank's own is writable
+  std::mutex allocation_;
+  std::vector<uint8_t> allocated_;  // by lane for messages
+  std::atomic<uint64_t> allocated_bytes_{0};
 };
 
 }  // namespace securecoll

@@ -11,6 +11,11 @@ namespace securecoll {
 
 Stream::Stream(Secret root, uint16_t channel, Use use) : root_(std::move(root)), channel_(channel), use_(use) {}
 
+std::pair<Stream, Stream> Stream::point_to_point(Secret root, uint16_t channel) {
+  Secret copy(root.data(), root.size());
+  return {Stream(std::move(root), channel, Use::point_to_point), Stream(std::move(copy), channel, Use::bulk)};
+}
+
 Stream::Stream(Stream&& o) noexcept { *this = std::move(o); }
 
 Stream& Stream::operator=(Stream&& o) noexcept {

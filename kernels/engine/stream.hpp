@@ -2,10 +2,11 @@
 //
 // A link stream has one writer and one reader; a sender stream one writer and every member as reader. The nonce of a
 // record is its collective's sequence number and its number on this stream within that collective, both fixed by the
-// plan on both ends: neither is sent, none is drawn, none is given back. A stream takes its root by move, so no second
-// stream can be made of the same root.
+// plan on both ends (of messages, by their order): neither is sent, none is drawn, none is given back. A stream takes
+// its root by move, so no second stream can be made of the same root.
 #pragma once
 #include <cstdint>
+#include <utility>
 
 #include "engine/arena.hpp"
 #include "engine/memory.hpp"
@@ -18,6 +19,9 @@ class Stream {
  public:
   Stream() = default;
   Stream(Secret root, uint16_t channel, Use use);
+  // The two streams of one direction between two ranks: for messages and for bulk. Their uses differ, and so their
+  // keys.
+  static std::pair<Stream, Stream> point_to_point(Secret root, uint16_t channel);
   Stream(Stream&&) noexcept;
   Stream& operator=(Stream&&) noexcept;
   ~Stream() { erase(); }

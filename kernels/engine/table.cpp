@@ -42,6 +42,24 @@ sc_operation* submit(sc_communicator* c, const sc_request* request, sc_error* er
   return nullptr;
 }
 
+sc_operation* exchange(sc_communicator* c, const sc_message* message, Collective direction, sc_error* error) {
+  try {
+    return reinterpret_cast<sc_operation*>(c->communicator->exchange(*message, direction));
+  } catch (const EngineError& e) {
+    fill(error, e.error());
+  } catch (const std::exception& e) {
+    fill(error, {ErrorKind::config, e.what()});
+  }
+  return nullptr;
+}
+
+sc_operation* send(sc_communicator* c, const sc_message* message, sc_error* error) {
+  return exchange(c, message, Collective::send, error);
+}
+sc_operation* receive(sc_communicator* c, const sc_message* message, sc_error* error) {
+  return exchange(c, message, Collective::receive, error);
+}
+
 int poll(sc_operation* operation, sc_error* error) {
   Operation& op = *of(operation);
   switch (op.state.load(std::memory_order_acquire)) {
@@ -88,6 +106,7 @@ int resume(sc_operation* operation, void* stream, sc_error* error) {
 }
 
 uint64_t sequence(sc_operation* op) { return of(op)->sequence; }
+uint32_t source(sc_operation* op) { return of(op)->source; }
 void release_operation(sc_operation* op) { Communicator::release(of(op)); }
 void abort_communicator(sc_communicator* c, const char* reason) { c->communicator->abort(reason ? reason : ""); }
 void close_communicator(sc_communicator* c) { c->communicator->close(); }
@@ -116,11 +135,14 @@ const sc_table& engine_table() {
                                      retain,
                                      release,
                                      submit,
+                                     send,
+                                     receive,
                                      wait,
                                      wait_handed,
                                      resume,
                                      poll,
                                      sequence,
+                                     source,
                                      release_operation,
                                      abort_communicator,
                                      close_communicator,

@@ -8,7 +8,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define SC_TABLE_VERSION 2
+#define SC_TABLE_VERSION 3
+#define SC_ANY_SOURCE UINT32_MAX
 #define SC_TABLE_CAPSULE "securecoll.engine.table"
 #define SC_COMMUNICATOR_CAPSULE "securecoll.engine.communicator"
 
@@ -61,6 +62,21 @@ typedef struct {
   void* context;
 } sc_request;
 
+/* One message between two ranks. A receive takes the oldest message from its peer that has its tag; dtype and bytes
+ * must be the sender's. */
+typedef struct {
+  uint8_t dtype;    /* DType */
+  uint8_t blocking; /* as in sc_request */
+  uint32_t peer;    /* group rank, not the own one; to receive, SC_ANY_SOURCE too */
+  uint64_t tag;
+  const sc_segment* segments; /* seen as one run of bytes: read by send, written by receive */
+  uint32_t count;
+  uint32_t place; /* 0: CPU memory, the only one that messages have so far */
+  int64_t timeout_ns;
+  sc_done done;
+  void* context;
+} sc_message;
+
 typedef struct {
   uint32_t version; /* SC_TABLE_VERSION */
   uint32_t bytes;   /* sizeof(sc_table) */
@@ -70,6 +86,10 @@ typedef struct {
    * final. Null on error, with `error` filled: then nothing was sent. On a plan's first use it takes the GIL itself:
    * do not hold it. The operation is the caller's reference. */
   sc_operation* (*submit)(sc_communicator*, const sc_request*, sc_error* error);
+  /* As submit, for one message. A send is final when its memory may be used again, which does not mean that it was
+   * received. */
+  sc_operation* (*send)(sc_communicator*, const sc_message*, sc_error* error);
+  sc_operation* (*receive)(sc_communicator*, const sc_message*, sc_error* error);
   /* Waits until final or `timeout_ns` (< 0: the operation's own deadline rules). Returns 1 when final and successful,
    * 0 when `timeout_ns` passed first, -1 when final with an error, filled in. Helps with progress. */
   int (*wait)(sc_operation*, int64_t timeout_ns, sc_error* error);
@@ -81,6 +101,8 @@ typedef struct {
   /* 0: in flight, 1: done, -1: failed (error filled, if not null). Does not make progress. */
   int (*poll)(sc_operation*, sc_error* error);
   uint64_t (*sequence)(sc_operation*);
+  /* Of a receive that is done: the rank whose message it got. */
+  uint32_t (*source)(sc_operation*);
   void (*release_operation)(sc_operation*);
   /* Fails everything in flight, tells the peers, erases the keys. Returns at once. */
   void (*abort)(sc_communicator*, const char* reason);

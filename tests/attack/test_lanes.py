@@ -346,7 +346,7 @@ def test_forged_control_record(tmp_path: Path) -> None:
 def test_the_host_view_mirrors_the_engine() -> None:
     for size in (2, 3, 17):
         view = HostView(0, 0, size, SMALL)
-        assert view.bytes == _engine.segment_bytes(size, SMALL.slot_bytes, SMALL.depth)
+        assert view.messages_at == _engine.segment_bytes(size, SMALL.slot_bytes, SMALL.depth)
 
 
 def test_errors_are_of_one_tree() -> None:
