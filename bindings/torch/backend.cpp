@@ -5,6 +5,7 @@
 
 #include "engine.hpp"
 #include "error.hpp"
+#include "sparse.hpp"
 
 namespace securecoll::binding {
 namespace {
@@ -144,6 +145,14 @@ void Backend::shutdown() { group_->close(); }
 Backend::Handle Backend::allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) {
   Call call = begin("all_reduce", Collective::all_reduce, opts);
   const at::Tensor& tensor = only(call, tensors);
+  if (C10_UNLIKELY(tensor.defined() && tensor.layout() == at::kSparse)) {
+    call.require(opts.reduceOp == c10d::ReduceOp::SUM, "sparse tensors can be summed only");
+    auto work = c10::make_intrusive<Work>(group_, rank_, c10d::OpType::_ALLREDUCE_SPARSE,
+                                          "securecoll:all_reduce_sparse", tensors, tensors);
+    sum_sparse(*this, tensor, opts.timeout);
+    work->done();
+    return work;
+  }
   call.updates(tensor);
   call.reduction(opts.reduceOp);
   call.count(tensor.numel());

@@ -36,6 +36,7 @@ class Backend final : public c10d::Backend {
   void abort() override;
   void shutdown() override;
 
+  // A sparse tensor is reduced before this returns, whether or not the caller asked for a work to wait for.
   Handle allreduce(Tensors& tensors, const c10d::AllreduceOptions& opts) override;
   // Tensors of one dtype.
   Handle allreduce_coalesced(Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override;

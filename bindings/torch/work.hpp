@@ -25,6 +25,9 @@ class Work final : public c10d::Work {
   // Starts the call; its operands stay alive until it is final. Throws when it is refused.
   void start(Call&& call);
 
+  // What it stands for was done already.
+  void done() { finish(); }
+
   // On a CUDA device, as run() does: the work is final later, when the device is done. Any number of streams can be
   // made to wait so.
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;

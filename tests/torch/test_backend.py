@@ -579,7 +579,7 @@ def test_shapes_dtypes_layouts_and_devices_are_checked(rank: int, size: int) -> 
     refused(lambda: backend().allgather([[x, x.int()]], [x]), "same dtype", "torch.int32")
     refused(lambda: dist.reduce_scatter_tensor(x, torch.zeros(5)), "reduce_scatter_tensor", "[5]", "4")
     refused(lambda: dist.reduce_scatter(x, [torch.zeros(3), torch.zeros(3)]), "output", "[2]")
-    refused(lambda: backend().allreduce([x.to_sparse()]), "dense")
+    refused(lambda: backend().broadcast([x.to_sparse()]), "dense")
     refused(lambda: backend().allreduce([x.to("meta")]), "on the CPU", "meta")
     refused(lambda: backend().allreduce([x, x]), "takes one tensor", "2")
     refused(lambda: backend().allreduce([]), "takes one tensor", "0")

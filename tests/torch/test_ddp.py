@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from securecoll.errors import SecureCollError
+from securecoll.errors import ConfigError, SecureCollError
 from tests.torch.ranks import on_ranks
 from tests.torch.training import batch, close, expected, gradients, model, step
 
@@ -120,3 +120,53 @@ def test_a_failure_in_backward_keeps_its_class(rank: int, size: int) -> None:
     with pytest.raises(SecureCollError):
         step(replica, rank, size)
     dist.barrier()
+
+
+@on_ranks(2, 3)
+def test_sums_of_sparse_tensors(rank: int, size: int) -> None:
+    def of(r: int) -> torch.Tensor:
+        rows = torch.tensor([[0, r, 2 + r, r]])  # one in common, and one of each rank's own twice
+        return torch.sparse_coo_tensor(rows, torch.arange(8.0).view(4, 2) + r, (10, 2))
+
+    expected = sum(of(r).to_dense() for r in range(size))
+    x = of(rank)
+    dist.all_reduce(x)
+    assert x.is_sparse and x.is_coalesced()
+    assert torch.equal(x.to_dense(), expected)
+    y = of(rank)
+    work = dist.all_reduce(y, async_op=True)
+    work.wait()
+    assert torch.equal(work.get_future().wait()[0].to_dense(), expected)
+    empty = torch.sparse_coo_tensor(torch.zeros(1, 0, dtype=torch.int64), torch.zeros(0, 2), (10, 2))
+    z = of(0) if rank == 0 else empty
+    dist.all_reduce(z)
+    assert torch.equal(z.to_dense(), of(0).to_dense())
+
+
+@on_ranks(2)
+def test_sparse_tensors_that_differ_are_refused_by_all_and_the_group_goes_on(rank: int, size: int) -> None:
+    x = torch.sparse_coo_tensor(torch.tensor([[1]]), torch.ones(1), (5 + rank,))
+    with pytest.raises(ConfigError, match=f"rank {rank}: all_reduce: rank {1 - rank} has a sparse tensor of another"):
+        dist.all_reduce(x)
+    with pytest.raises(ConfigError, match="summed only"):
+        dist.all_reduce(x, op=dist.ReduceOp.MAX)
+    dist.barrier()
+
+
+@on_ranks(2)
+def test_an_embedding_with_sparse_gradients_trains_as_in_one_process(rank: int, size: int) -> None:
+    def train(model: torch.nn.Module, batches: list[torch.Tensor]) -> torch.Tensor:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        for batch in batches:
+            optimizer.zero_grad()
+            model(batch).square().mean().backward()
+            optimizer.step()
+        return next(iter(model.parameters())).detach()
+
+    torch.manual_seed(3)
+    start = torch.nn.Embedding(20, 4, sparse=True, dtype=torch.float64)
+    batches = [torch.randint(0, 20, (6,)) for _ in range(4)]
+    alone = train(copy.deepcopy(start), batches)
+    model = DistributedDataParallel(copy.deepcopy(start))
+    together = train(model, [batch.chunk(size)[rank] for batch in batches])
+    torch.testing.assert_close(together, alone)
