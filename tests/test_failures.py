@@ -82,7 +82,7 @@ def _mismatch(comm: Communicator, name: str) -> tuple[str, str, str, str]:
 
 
 @pytest.mark.parametrize("name", MISMATCHES)
-def test_mismatched_calls_name_both(tmp_path: Path, name: str) -> None:
+def test_f1_mismatched_calls_name_both(tmp_path: Path, name: str) -> None:
     """Every rank raises within 2 seconds, and its message holds both calls; the communicator is poisoned.
 
     A rank that only sends (rank 0 in the one-way cases) is done before anyone can tell it: its next call raises.
@@ -117,7 +117,7 @@ def _killed(comm: Communicator, signum: int) -> tuple[str, str, bool, float]:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_a_killed_peer_is_noticed_and_named(tmp_path: Path, size: int) -> None:
+def test_f2_a_killed_peer_is_noticed_and_named(tmp_path: Path, size: int) -> None:
     with group(size, tmp_path, _killed, signal.SIGKILL) as ranks:
         outcomes = ranks.finish()
     assert outcomes[1].exit_code == -signal.SIGKILL
@@ -132,7 +132,7 @@ def test_a_killed_peer_is_noticed_and_named(tmp_path: Path, size: int) -> None:
     assert not left_behind()
 
 
-def test_a_stopped_peer_is_noticed_at_the_deadline(tmp_path: Path) -> None:
+def test_f2_a_stopped_peer_is_noticed_at_the_deadline(tmp_path: Path) -> None:
     with group(2, tmp_path, _killed, signal.SIGSTOP) as ranks:
         ranks.wait_joined()
         assert ranks._pipes[0].poll(20)
@@ -387,7 +387,7 @@ def _join_differently(folder: Path, keys: list[bytes], options: list[dict[str, A
     return results
 
 
-def test_keys_that_differ_in_one_bit_do_not_join(tmp_path: Path) -> None:
+def test_e4_keys_that_differ_in_one_bit_do_not_join(tmp_path: Path) -> None:
     key = bytes(range(1, 33))
     other = bytes([key[0] ^ 1]) + key[1:]
     for kind, text, seconds in _join_differently(tmp_path, [key, other], [{}, {}]):
@@ -422,7 +422,7 @@ def test_rank_and_size_out_of_range(tmp_path: Path) -> None:
         securecoll.init(exchange=securecoll.DirectoryExchange(tmp_path, rank=0, size=2), rank=1, size=4)
 
 
-def test_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_e1_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="keygen"):
         securecoll.init()
 
@@ -489,7 +489,7 @@ def _many_groups(comm: Communicator, folder: str, key: str) -> tuple[list[int], 
     return descriptors, threads, resident
 
 
-def test_groups_leak_nothing(tmp_path: Path) -> None:
+def test_f6_groups_leak_nothing(tmp_path: Path) -> None:
     for descriptors, threads, resident in run(2, tmp_path, _many_groups, str(tmp_path), str(tmp_path / "key")):
         assert len(set(descriptors[1:])) == 1, descriptors
         assert len(set(threads[1:])) == 1, threads
@@ -497,7 +497,7 @@ def test_groups_leak_nothing(tmp_path: Path) -> None:
     assert not left_behind()
 
 
-def test_a_killed_job_leaves_nothing(tmp_path: Path) -> None:
+def test_f9_a_killed_job_leaves_nothing(tmp_path: Path) -> None:
     with group(3, tmp_path, _killed_all) as ranks:
         ranks.wait_joined()
         for rank in range(3):
@@ -512,7 +512,7 @@ def _killed_all(comm: Communicator) -> None:
         comm.all_reduce(np.ones(100_000, F32))
 
 
-def test_a_segment_without_owner_is_swept_and_others_are_not(tmp_path: Path) -> None:
+def test_f9_a_segment_without_owner_is_swept_and_others_are_not(tmp_path: Path) -> None:
     """A rank killed between making its segment and joining leaves a name; the next process removes it. A segment whose
     owner lives stays, and so does a young one, which may be about to be locked."""
     old, young, foreign = (Path("/dev/shm") / n for n in ("securecoll-0-old", "securecoll-0-young", "other-0-old"))
@@ -546,7 +546,7 @@ def _age(path: Path, seconds: int) -> None:
     os.utime(path, (then, then))
 
 
-def test_a_script_that_never_closes_exits_cleanly(tmp_path: Path) -> None:
+def test_f4_a_script_that_never_closes_exits_cleanly(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_bytes(bytes(range(32)))
     key.chmod(0o600)

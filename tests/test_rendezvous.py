@@ -307,7 +307,7 @@ def test_messages_are_readable_by_their_owner_only(tmp_path):
     assert [path.stat().st_mode & 0o777 for path in tmp_path.iterdir()] == [0o600]
 
 
-def test_messages_of_an_earlier_start_are_refused_and_another_attempt_does_not_see_them(tmp_path):
+def test_f7_messages_of_an_earlier_start_are_refused_and_another_attempt_does_not_see_them(tmp_path):
     old = [DirectoryExchange(tmp_path, rank, 2) for rank in range(2)]
     in_threads(lambda rank: old[rank].exchange(1, b"old", 9, soon()), 2)
     with pytest.raises(ConfigError, match="earlier start as rank 1 in attempt '0'"):
@@ -460,7 +460,7 @@ def test_ranks_meet_over_mpi_and_its_deadline_holds():
     assert done.stdout.count("done") == 2  # MPI may put both ranks' output on one line
 
 
-def test_a_session_is_made_over_the_wire_of_a_store_with_a_deceiving_host():
+def test_e3_a_session_is_made_over_the_wire_of_a_store_with_a_deceiving_host():
     """The store's owner swaps two members' blobs: everyone ends with an error."""
 
     class Swaps(Store):

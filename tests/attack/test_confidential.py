@@ -67,7 +67,7 @@ def watch(ranks: Group, shape: Shape, *secrets: bytes) -> None:
     assert shows(planted, secrets[0])
 
 
-def test_no_payload_and_no_key_in_what_the_host_can_read(tmp_path: Path) -> None:
+def test_e2_no_payload_and_no_key_in_what_the_host_can_read(tmp_path: Path) -> None:
     """Segments of both ranks, sampled while every collective moves a known line; and all that the exchange held."""
     with group(2, tmp_path, works, 1.5, shape=SMALL) as ranks:
         ranks.wait_joined()

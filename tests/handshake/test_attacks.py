@@ -192,7 +192,7 @@ def test_a_rank_without_the_key_is_named():
 
 
 @pytest.mark.parametrize("bit", [0, 77, 255])
-def test_keys_that_differ_in_one_bit_do_not_join(bit):
+def test_e4_keys_that_differ_in_one_bit_do_not_join(bit):
     key = bytearray(KEY)
     key[bit // 8] ^= 1 << bit % 8
     ends = lock_step(members(2, keys=[KEY, bytes(key)]))

@@ -97,7 +97,7 @@ def still_works(size: int) -> None:
 
 
 @on_ranks(1, 2, 4)
-def test_movement_keeps_every_dtype_bit_for_bit(rank: int, size: int) -> None:
+def test_c16_movement_keeps_every_dtype_bit_for_bit(rank: int, size: int) -> None:
     for step, dtype in enumerate(EVERY):
         mine = [pattern(r, dtype, step=step) for r in range(size)]
         root = step % size
@@ -141,7 +141,7 @@ def test_dtypes_without_arithmetic_are_moved_as_bytes(rank: int, size: int) -> N
 
 
 @on_ranks(2)
-def test_strided_columns_are_broadcast_and_reduced(rank: int, size: int) -> None:
+def test_c1_strided_columns_are_broadcast_and_reduced(rank: int, size: int) -> None:
     base = torch.arange(12).view(4, 3) + 100 * rank
     before = base.clone()
     dist.broadcast(base[:, 1], 0)
@@ -154,7 +154,7 @@ def test_strided_columns_are_broadcast_and_reduced(rank: int, size: int) -> None
 
 
 @on_ranks(2)
-def test_strided_tensors_in_every_place(rank: int, size: int) -> None:
+def test_c2_strided_tensors_in_every_place(rank: int, size: int) -> None:
     for blocking in (True, False):
 
         def done(work: dist.Work | None, blocking: bool = blocking) -> None:
@@ -203,7 +203,7 @@ def test_lazy_conjugates_and_negatives_are_resolved(rank: int, size: int) -> Non
 
 
 @on_ranks(2)
-def test_views_with_an_offset(rank: int, size: int) -> None:
+def test_c4_views_with_an_offset(rank: int, size: int) -> None:
     base = torch.arange(8) + 10 * rank
     outs = [torch.zeros(4, dtype=torch.int64) for _ in range(2)]
     dist.all_gather(outs, base.chunk(2)[1])
@@ -212,7 +212,7 @@ def test_views_with_an_offset(rank: int, size: int) -> None:
 
 
 @on_ranks(4)
-def test_empty_tensors_keep_their_shape(rank: int, size: int) -> None:
+def test_c5_empty_tensors_keep_their_shape(rank: int, size: int) -> None:
     def empty() -> torch.Tensor:
         return torch.zeros(1, 0, 2)
 
@@ -249,7 +249,7 @@ def test_stacked_and_concatenated_outputs_of_all_gather(rank: int, size: int) ->
 
 
 @on_ranks(4)
-def test_uneven_lists(rank: int, size: int) -> None:
+def test_c8_uneven_lists(rank: int, size: int) -> None:
     sizes = [18, 19, 18, 18]
     parts = list(torch.arange(73.0).split(sizes))
     out = torch.zeros(sizes[rank])
@@ -366,7 +366,7 @@ def test_every_reduction_of_every_dtype(rank: int, size: int) -> None:
 
 
 @on_ranks(2)
-def test_undefined_reductions_name_operation_and_dtype(rank: int, size: int) -> None:
+def test_c16_undefined_reductions_name_operation_and_dtype(rank: int, size: int) -> None:
     cases = [
         (torch.zeros(2, dtype=torch.complex64), Op.MAX, "MAX", "torch.complex64"),
         (torch.zeros(2, dtype=torch.bool), Op.AVG, "AVG", "torch.bool"),
@@ -380,14 +380,14 @@ def test_undefined_reductions_name_operation_and_dtype(rank: int, size: int) -> 
 
 
 @on_ranks(2)
-def test_integer_average_truncates(rank: int, size: int) -> None:
+def test_c10_integer_average_truncates(rank: int, size: int) -> None:
     x = torch.tensor([[1, -3], [2, -4]][rank], dtype=torch.int32)
     dist.all_reduce(x, Op.AVG)
     equal(x, [1, -3])
 
 
 @on_ranks(2)
-def test_premul_sum_scales_each_contribution_once(rank: int, size: int) -> None:
+def test_c27_premul_sum_scales_each_contribution_once(rank: int, size: int) -> None:
     for factor in (0.5, torch.tensor([0.5]), torch.tensor(0.5, dtype=torch.float64)):
         op = dist._make_nccl_premul_sum(factor)
         x = torch.tensor([2.0, 10.0]) * (rank + 1)
@@ -399,7 +399,7 @@ def test_premul_sum_scales_each_contribution_once(rank: int, size: int) -> None:
 
 
 @on_ranks(4)
-def test_booleans_stay_zero_or_one(rank: int, size: int) -> None:
+def test_c12_booleans_stay_zero_or_one(rank: int, size: int) -> None:
     table = torch.tensor([[0, 1, 1], [0, 0, 1], [0, 0, 1], [0, 0, 1]], dtype=torch.bool)
     for op, expected in ((Op.SUM, [0, 1, 1]), (Op.MAX, [0, 1, 1]), (Op.PRODUCT, [0, 0, 1]), (Op.MIN, [0, 0, 1])):
         x = table[rank].clone()
@@ -408,7 +408,7 @@ def test_booleans_stay_zero_or_one(rank: int, size: int) -> None:
 
 
 @on_ranks(2)
-def test_small_integers_wrap(rank: int, size: int) -> None:
+def test_c13_small_integers_wrap(rank: int, size: int) -> None:
     cases = [
         (torch.int8, Op.SUM, (120, 100), -36),
         (torch.uint8, Op.SUM, (200, 100), 44),
@@ -425,7 +425,7 @@ def test_small_integers_wrap(rank: int, size: int) -> None:
 
 
 @on_ranks(2, 4)
-def test_half_precision_rounds_once_per_step(rank: int, size: int) -> None:
+def test_c15_half_precision_rounds_once_per_step(rank: int, size: int) -> None:
     values = [256.0, 1.0, 1.0, 1.0] if size == 4 else [256.0, 3.0]
     x = torch.tensor([values[rank]], dtype=torch.bfloat16)
     dist.all_reduce(x)
@@ -445,7 +445,7 @@ def test_nan_wins_minimum_and_maximum(rank: int, size: int) -> None:
 
 
 @on_ranks(4)
-def test_reduce_leaves_other_ranks_alone(rank: int, size: int) -> None:
+def test_c17_reduce_leaves_other_ranks_alone(rank: int, size: int) -> None:
     for count in (1, 5, 1_000_003):
         x = torch.full((count,), float(rank + 1))
         dist.reduce(x, 2)
@@ -535,7 +535,7 @@ def test_objects(rank: int, size: int) -> None:
 
 
 @on_ranks(2)
-def test_bad_split_sizes_are_refused_before_anything_is_sent(rank: int, size: int) -> None:
+def test_c7_bad_split_sizes_are_refused_before_anything_is_sent(rank: int, size: int) -> None:
     x = torch.zeros(3)
     call = dist.all_to_all_single
     refused(lambda: call(x.clone(), x), "all_to_all_single", "does not divide")

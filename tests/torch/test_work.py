@@ -20,7 +20,7 @@ def meet() -> None:
 
 
 @on_ranks(2)
-def test_an_asynchronous_result_is_final_when_wait_returns(rank: int, size: int) -> None:
+def test_c29_an_asynchronous_result_is_final_when_wait_returns(rank: int, size: int) -> None:
     meet()
     if rank == 1:
         time.sleep(0.3)
@@ -196,7 +196,7 @@ def test_set_timeout_changes_a_group(rank: int, size: int) -> None:
 
 
 @on_ranks(2)
-def test_mismatched_calls_raise_in_wait_future_and_callback(rank: int, size: int) -> None:
+def test_f1_mismatched_calls_raise_in_wait_future_and_callback(rank: int, size: int) -> None:
     group = dist.new_group([0, 1])
     x = torch.ones(100 + 100 * rank)
     work = dist.all_reduce(x, group=group, async_op=True)
