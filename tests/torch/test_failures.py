@@ -133,12 +133,16 @@ def holdings() -> dict[str, int]:
 @on_ranks(2)
 def test_f6_groups_leave_nothing_behind(rank: int, size: int) -> None:
     """https://github.com/pytorch/pytorch/issues/129868"""
-    x, first, last = torch.ones(50_000), 2, 32
+    x, first, last = torch.ones(50_000), 2, 102
     after: dict[int, dict[str, int]] = {}
     for i in range(1, last + 1):
         group = dist.new_group([0, 1])
         dist.all_reduce(x, group=group)
         dist.all_reduce(x, group=group, async_op=True).get_future().wait()
+        work = dist.isend(x, 1 - rank, group=group)  # long enough to be announced
+        dist.recv(torch.empty_like(x), 1 - rank, group=group)
+        work.wait()
+        del work
         dist.destroy_process_group(group)
         del group
         if i in (first, last):
