@@ -144,8 +144,8 @@ class Communicator:
         policy = Policy()
         if parent is not None:
             parent._check_child(group, key)
-        parent_id = bytes(32) if parent is None else parent.session_id
         deadline = time.monotonic() + timeout
+        parent_id = bytes(32) if parent is None else parent.session_id
         with _uses_lock:
             use = _uses.get((job_id, parent_id, group), 0)
         params = handshake.group_params(
@@ -158,8 +158,13 @@ class Communicator:
             use=use,
             parent=parent_id,
         )
-        psk = _key_source(key).psk() if parent is None else parent._child_key(params)
-        segment = _engine.Segment(rank, size, shape.slot_bytes, shape.depth) if size > 1 else None
+        try:
+            psk = _key_source(key).psk() if parent is None else parent._child_key(params)
+            segment = _engine.Segment(rank, size, shape.slot_bytes, shape.depth) if size > 1 else None
+        except BaseException:
+            if exchange is not None:
+                handshake.give_up(exchange, deadline)
+            raise
         try:
             session = handshake.establish(
                 params,

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -425,6 +426,31 @@ def test_rank_and_size_out_of_range(tmp_path: Path) -> None:
 def test_e1_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="keygen"):
         securecoll.init()
+
+
+def test_e1_a_rank_without_a_key_does_not_leave_its_peers_waiting(tmp_path: Path) -> None:
+    began = time.monotonic()
+    (tmp_path / "exchange").mkdir()
+    key = tmp_path / "key"
+    key.touch(0o600)
+    key.write_bytes(os.urandom(32))
+    errors: list[Exception | None] = [None, None]
+
+    def join(rank: int) -> None:
+        exchange = securecoll.DirectoryExchange(tmp_path / "exchange", rank=rank, size=2)
+        try:
+            Communicator.create(exchange, [key, tmp_path / "none"][rank], timeout=60)
+        except securecoll.SecureCollError as e:
+            errors[rank] = e
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert time.monotonic() - began < 20
+    assert isinstance(errors[0], securecoll.HandshakeError) and "rank 1" in str(errors[0])
+    assert isinstance(errors[1], ConfigError)
 
 
 _SMALL_SHM = """

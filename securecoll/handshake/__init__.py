@@ -7,10 +7,10 @@ what is derived, :mod:`~securecoll.handshake.member` one member's state machine,
 
 from __future__ import annotations
 
-from securecoll.handshake.driver import establish
+from securecoll.handshake.driver import establish, give_up
 from securecoll.handshake.member import MAX_ENDPOINTS
 from securecoll.handshake.schedule import child_key, group_params
 from securecoll.handshake.session import Session
 from securecoll.handshake.wire import Params
 
-__all__ = ["MAX_ENDPOINTS", "Params", "Session", "child_key", "establish", "group_params"]
+__all__ = ["MAX_ENDPOINTS", "Params", "Session", "child_key", "establish", "give_up", "group_params"]

@@ -50,8 +50,7 @@ def establish(
             return _alone(params, endpoints)
         member = Member(params, policy, psk, exchange.rank, endpoints)
     except BaseException:
-        if exchange.size > 1:
-            _give_up(exchange, Round.HELLO, deadline)
+        give_up(exchange, deadline)
         raise
     return run(member, exchange, connect, deadline)
 
@@ -107,6 +106,12 @@ def _alone(params: Params, endpoints: bytes) -> Session:
         child=Secret.random(32),
         **empty_roots(1),
     )
+
+
+def give_up(exchange: Exchange, deadline: float) -> None:
+    """For a rank that cannot even begin: tells the others, so that they end now and not at their deadline."""
+    if exchange.size > 1:
+        _give_up(exchange, Round.HELLO, deadline)
 
 
 def _give_up(exchange: Exchange, first: Round, deadline: float) -> None:

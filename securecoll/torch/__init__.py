@@ -13,6 +13,7 @@ that is installed, that is where it says so. This is the only package that impor
 from __future__ import annotations
 
 import hashlib
+import time
 import warnings
 import weakref
 from dataclasses import dataclass
@@ -95,28 +96,25 @@ def _create(group: Any, pg_options: object) -> Any:
     """
     global _default_options, _default_group
     binding = _binding()
-    import torch.distributed as dist
 
     from securecoll.communicator import Communicator
     from securecoll.errors import ConfigError
+    from securecoll.handshake import give_up
     from securecoll.rendezvous import StoreExchange
 
-    if dist.get_debug_level() == dist.DebugLevel.DETAIL:  # type: ignore[attr-defined]
-        raise ConfigError(
-            f"rank {group.group_rank}: TORCH_DISTRIBUTED_DEBUG=DETAIL makes torch open a gloo group beside this one, "
-            "which sends the names and shapes of all calls in plaintext and believes whoever connects; set it to "
-            "INFO, or unset it: calls that do not match are an error that names them, at every level"
-        )
     is_default = not group.global_ranks_in_group
-    options = pg_options if pg_options is not None else SecureCollOptions() if is_default else _default_options
-    if not isinstance(options, SecureCollOptions):
-        raise ConfigError(f"pg_options must be a securecoll.torch.SecureCollOptions, not {type(options).__name__}")
     timeout: timedelta = group.timeout
     members = list(group.global_ranks_in_group) or list(range(group.group_size))
     prefix = _prefix(group.store, group.group_rank, members)
+    exchange = StoreExchange(group.store, group.group_rank, group.group_size, prefix)
+    try:
+        options = _checked(group.group_rank, pg_options, is_default)
+    except ConfigError:
+        give_up(exchange, time.monotonic() + timeout.total_seconds())
+        raise
     parent = None if is_default else _parent(pg_options, members)
     communicator = Communicator.create(
-        StoreExchange(group.store, group.group_rank, group.group_size, prefix),
+        exchange,
         key=options.key if parent is None else None,
         timeout=timeout.total_seconds(),
         job=options.job,
@@ -134,6 +132,24 @@ def _create(group: Any, pg_options: object) -> Any:
         _default_options = options
         _default_group = weakref.ref(communicator)
     return backend
+
+
+def _checked(rank: int, pg_options: object, is_default: bool) -> SecureCollOptions:
+    """The group's options. Raises :class:`ConfigError` where no group can be made."""
+    import torch.distributed as dist
+
+    from securecoll.errors import ConfigError
+
+    if dist.get_debug_level() == dist.DebugLevel.DETAIL:  # type: ignore[attr-defined]
+        raise ConfigError(
+            f"rank {rank}: TORCH_DISTRIBUTED_DEBUG=DETAIL makes torch open a gloo group beside this one, which sends "
+            "the names and shapes of all calls in plaintext and believes whoever connects; set it to INFO, or unset it: "
+            "calls that do not match are an error that names them, at every level"
+        )
+    options = pg_options if pg_options is not None else SecureCollOptions() if is_default else _default_options
+    if not isinstance(options, SecureCollOptions):
+        raise ConfigError(f"pg_options must be a securecoll.torch.SecureCollOptions, not {type(options).__name__}")
+    return options
 
 
 def _parent(pg_options: object, members: list[int]) -> Communicator | None:

@@ -157,9 +157,9 @@ def test_sparse_tensors_that_differ_are_refused_by_all_and_the_group_goes_on(ran
 def test_an_embedding_with_sparse_gradients_trains_as_in_one_process(rank: int, size: int) -> None:
     def train(model: torch.nn.Module, batches: list[torch.Tensor]) -> torch.Tensor:
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        for batch in batches:
+        for rows in batches:
             optimizer.zero_grad()
-            model(batch).square().mean().backward()
+            model(rows).square().mean().backward()
             optimizer.step()
         return next(iter(model.parameters())).detach()
 
@@ -168,5 +168,5 @@ def test_an_embedding_with_sparse_gradients_trains_as_in_one_process(rank: int, 
     batches = [torch.randint(0, 20, (6,)) for _ in range(4)]
     alone = train(copy.deepcopy(start), batches)
     model = DistributedDataParallel(copy.deepcopy(start))
-    together = train(model, [batch.chunk(size)[rank] for batch in batches])
+    together = train(model, [rows.chunk(size)[rank] for rows in batches])
     torch.testing.assert_close(together, alone)

@@ -67,7 +67,7 @@ def test_another_engine_table_is_refused() -> None:
         import ctypes, torch, securecoll._engine
         new = ctypes.pythonapi.PyCapsule_New
         new.restype, new.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-        for version, size, name in ((99, 8 * 64, b"table"), (2, 8, b"table"), (2, 8, b"another")):
+        for version, size, name in ((99, 8 * 64, b"table"), (3, 8, b"table"), (3, 8, b"another")):
             words = (ctypes.c_uint32 * 64)(version, size)
             name = b"securecoll.engine." + name
             securecoll._engine.table = new(ctypes.addressof(words), name, None)
@@ -79,8 +79,8 @@ def test_another_engine_table_is_refused() -> None:
     process = python(script)
     output, _ = process.communicate(timeout=90)
     assert process.returncode == 0, output
-    assert "built for version 2" in output and "has version 99" in output, output
-    assert "has version 2 (8 bytes)" in output and "capsule" in output, output
+    assert "built for version 3" in output and "has version 99" in output, output
+    assert "has version 3 (8 bytes)" in output and "capsule" in output, output
     assert output.count("refused:") == output.count("reinstall securecoll") == 3, output
 
 

@@ -20,7 +20,7 @@ from tests.torch.ranks import key_for, on_ranks
 from tests.torch.test_loading import python
 
 
-def test_the_debug_level_detail_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+def test_the_debug_level_detail_is_refused(tmp_path: Path) -> None:
     script = """
         import sys, torch.distributed as dist
         from securecoll.errors import ConfigError
@@ -35,7 +35,27 @@ def test_the_debug_level_detail_is_refused_before_anything_is_sent(tmp_path: Pat
     assert process.returncode == 0, output
     for words in ("refused: rank 1: TORCH_DISTRIBUTED_DEBUG=DETAIL", "gloo", "plaintext", "set it to INFO"):
         assert words in output, output
-    assert b"securecoll" not in store.read_bytes()
+
+
+def test_a_rank_that_is_refused_does_not_leave_its_peers_waiting(tmp_path: Path) -> None:
+    script = """
+        import os, sys, time, torch.distributed as dist
+        rank = int(sys.argv[2])
+        began = time.monotonic()
+        try:
+            dist.init_process_group("securecoll", init_method="file://" + sys.argv[1], rank=rank, world_size=2)
+        except RuntimeError as e:
+            print(type(e).__name__, e, "after", time.monotonic() - began < 20)
+    """
+    key = str(key_for(tmp_path))
+    store = str(tmp_path / "store")
+    ranks = [
+        python(script, store, str(rank), SECURECOLL_KEY_FILE=key, TORCH_DISTRIBUTED_DEBUG=("OFF", "DETAIL")[rank])
+        for rank in range(2)
+    ]
+    outputs = [process.communicate(timeout=90)[0] for process in ranks]
+    assert "HandshakeError" in outputs[0] and "rank 1 gave up" in outputs[0] and "after True" in outputs[0], outputs
+    assert "ConfigError" in outputs[1], outputs
 
 
 @on_ranks(2)
