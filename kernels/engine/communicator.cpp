@@ -792,11 +792,11 @@ bool Communicator::late(int64_t now) {
 bool Communicator::lost() {
   const auto is_gone = [&](uint32_t p) { return left_[p] || !segment_->alive(p); };
   const auto text = [&](const Operation& op, const std::vector<uint32_t>& ranks) {
-    return where(op) + ranks_text(ranks) +
-           (left_[ranks[0]]     ? " closed the communicator"
-            : ranks.size() == 1 ? " is gone: its process ended"
-                                : " are gone: their processes ended") +
-           "; restart the job, or the group, without " + (ranks.size() == 1 ? "it" : "them");
+    const bool one = ranks.size() == 1;
+    const std::string left = one ? " closed its communicator" : " closed their communicators";
+    const std::string died = one ? " is gone: its process ended" : " are gone: their processes ended";
+    return where(op) + ranks_text(ranks) + (left_[ranks[0]] ? left : died) +
+           "; restart the job, or the group, without " + (one ? "it" : "them");
   };
   if (current_) {
     std::vector<uint32_t> gone;
