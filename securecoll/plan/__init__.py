@@ -12,13 +12,14 @@ from collections.abc import Sequence
 from struct import pack
 
 from securecoll.codes import Collective
-from securecoll.plan import direct, one_shot, ring
+from securecoll.plan import direct, hierarchical, one_shot, recursive_doubling, ring, tree
 from securecoll.plan.call import ALIGNMENT, PARTED, REDUCTIONS, ROOTED, Call
 from securecoll.plan.ir import INPUT, OUTPUT, Block, Generator, Plan, Step, StepOp, encode
+from securecoll.plan.topology import Topology
 
-__all__ = ["ALGORITHMS", "MAX_RECORDS", "VERSION", "Plan", "encode", "plan"]
+__all__ = ["ALGORITHMS", "MAX_RECORDS", "VERSION", "Plan", "Topology", "encode", "plan"]
 
-VERSION = 1
+VERSION = 2
 """Of the generators. Raise it with any change to what they generate: ranks with different versions must not meet."""
 
 MAX_RECORDS = 1 << 24
@@ -28,6 +29,9 @@ _GENERATORS: dict[str, dict[Collective, Generator]] = {
     "one_shot": one_shot.GENERATORS,
     "direct": direct.GENERATORS,
     "ring": ring.GENERATORS,
+    "tree": tree.GENERATORS,
+    "recursive_doubling": recursive_doubling.GENERATORS,
+    "hierarchical": hierarchical.GENERATORS,
 }
 
 ALGORITHMS: dict[Collective, tuple[str, ...]] = {
@@ -50,6 +54,7 @@ def plan(
     chunk: int,
     wave: int,
     algorithm: str,
+    topology: Topology | None = None,
 ) -> Plan:
     """What ``rank`` does for this call.
 
@@ -66,6 +71,7 @@ def plan(
         chunk: Bytes a record carries at most, a multiple of 64.
         wave: Chunks in a wave. Lanes need a slot more, or rings deadlock.
         algorithm: One of ``ALGORITHMS[collective]``.
+        topology: The host of each rank; all on one where not given.
 
     Raises:
         ValueError: says which argument is wrong, what was expected and what was given.
@@ -84,6 +90,7 @@ def plan(
         collective,
         rank,
         size,
+        Topology.single(max(size, 1)) if topology is None else topology,
         nbytes,
         itemsize,
         root if collective in ROOTED else 0,
@@ -113,8 +120,8 @@ def _generator(call: Call, algorithm: str) -> Generator:
     if call.size == 1:
         return _alone
     # A rank that sends and receives nothing cannot tell whether an all_to_all is empty: its edges always have records.
-    if not call.total and call.collective is not Collective.ALL_TO_ALL:
-        return one_shot.nothing
+    if not call.total and call.collective not in (Collective.ALL_TO_ALL, Collective.BARRIER):
+        return one_shot.nothing if call.topology.is_single else hierarchical.barrier
     return _GENERATORS[algorithm][call.collective]
 
 
@@ -151,6 +158,7 @@ def _identity(call: Call, algorithm: str, chunk: int, wave: int) -> bytes:
         pack(f">{len(call.counts)}Q", *call.counts) if call.counts is not None else b"",
         pack(">I", call.itemsize),
         pack(">I", call.root),
+        b"" if call.topology.is_single else pack(f">{call.size}I", *call.topology.hosts),
         pack(">I", chunk),
         pack(">I", wave),
     )

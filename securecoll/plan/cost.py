@@ -17,6 +17,7 @@ from securecoll.codes import Collective
 from securecoll.plan.call import ALIGNMENT
 from securecoll.plan.ir import Plan, Record, Step, StepOp, records
 from securecoll.plan.schedule import Schedule
+from securecoll.plan.topology import Topology
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,9 @@ def simulate(plans: Sequence[Plan], rates: Rates, depth: int) -> Timeline:
     Raises:
         PlanError: when they do not fit together or deadlock.
     """
-    schedule = Schedule(plans, depth)
+    call = plans[0].call
+    topology = Topology.single(len(plans)) if call is None else call.topology
+    schedule = Schedule(plans, topology, depth)
     schedule.order()
     slowdown = max(1.0, len(plans) / rates.cores)
     owner = schedule.owner
