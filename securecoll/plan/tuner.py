@@ -14,7 +14,9 @@ from typing import NamedTuple
 from securecoll.codes import Collective
 from securecoll.plan import ALGORITHMS
 from securecoll.plan.call import ALIGNMENT
-from securecoll.plan.cost import Rates, estimate
+from securecoll.plan.cost import Rates
+from securecoll.plan.estimate import estimate
+from securecoll.plan.topology import Topology
 
 HOST = Rates(
     seal=9.1e9,
@@ -122,4 +124,4 @@ def _price(
     """The estimate, and a wait for one chunk: ranks are never quite in step, so a rank that needs a record often comes
     upon its peer in the middle of it. This is what makes medium messages take several records where one would do."""
     in_hand = min(chunk, nbytes)
-    return estimate(collective, algorithm, size, nbytes, chunk, wave, rates) + in_hand / rates.seal
+    return estimate(collective, algorithm, Topology.single(size), nbytes, chunk, wave, rates) + in_hand / rates.seal
