@@ -1,8 +1,8 @@
 """The tuner: which algorithm, chunk and wave serve a call.
 
 All ranks must choose alike, so a choice is a pure function of what the handshake's transcript or the call's
-descriptor binds: the collective, the sizes, the largest chunk that a slot holds, and the table of rates below, which
-is part of the package and not measured. The estimates use additions, multiplications, divisions and comparisons of
+descriptor binds: the collective, the topology, the sizes, the largest chunk that a slot holds, and a table of rates: the
+one below, which is part of the package and not measured, or another that all ranks were given. The estimates use additions, multiplications, divisions and comparisons of
 IEEE 754 doubles only, in one order, so they are the same on every machine.
 """
 
@@ -16,6 +16,7 @@ from securecoll.plan import ALGORITHMS
 from securecoll.plan.call import ALIGNMENT
 from securecoll.plan.cost import Rates
 from securecoll.plan.estimate import estimate
+from securecoll.plan.peers import SPARSE, is_small
 from securecoll.plan.topology import Topology
 
 HOST = Rates(
@@ -27,8 +28,8 @@ HOST = Rates(
     hop_seconds=1.0e-6,
     cores=1 << 20,
 )
-"""Ranks of one host over shared memory, a core each. Rates of a VAES core through a small ring; ``reduce`` is what
-adding to a buffer in cache takes beside opening."""
+"""Ranks of one host over shared memory, a core each, and hosts on :class:`~securecoll.plan.cost.Network`'s defaults.
+Rates of a VAES core through a small ring; ``reduce`` is what adding to a buffer in cache takes beside opening."""
 
 DEPTH = 16
 """Slots of a lane."""
@@ -40,7 +41,7 @@ _LARGEST_CHUNK = 64 << 10
 _SMALLEST_CHUNK = 4 << 10
 _CHUNKS_OF_ALL = 512 << 10
 _SHARED_MEMORY = ("one_shot", "direct")
-"""Every rank reaches every other one at the same cost here: a ring only adds hops."""
+"""Algorithms by which everyone meets everyone."""
 
 
 class Choice(NamedTuple):
@@ -54,7 +55,7 @@ class Choice(NamedTuple):
 
 
 def default_chunk(size: int) -> int:
-    """Bytes of payload in a slot, for lanes between ``size`` ranks.
+    """Bytes of payload in a slot, for lanes between ``size`` ranks of a host.
 
     64 KiB, until the chunks of one rank for all its peers would pass 512 KiB; never under 4 KiB. So what a rank's
     lanes take of the caches stays bounded as groups grow.
@@ -74,8 +75,9 @@ def choose(
     algorithm: str | None = None,
     wave: int = WAVE,
     rates: Rates = HOST,
+    topology: Topology | None = None,
 ) -> Choice:
-    """The cheapest way to serve a call among ranks of one host.
+    """The cheapest way to serve a call.
 
     Chunks are powers of two below ``max_chunk`` (or it, where it is none). A call of which no rank knows all sizes
     (all_to_all) always takes ``max_chunk``.
@@ -85,22 +87,25 @@ def choose(
         size: Ranks in the group.
         nbytes: Bytes, as for :func:`securecoll.plan.plan`.
         counts: Bytes of each rank's part where they are uneven; the choice is made for their mean.
-        max_chunk: Bytes that a slot holds; ``default_chunk(size)`` where not given.
+        max_chunk: Bytes that a slot holds; the ``default_chunk`` of the largest host where not given.
         algorithm: Pins the algorithm; all ranks must pin the same one.
         wave: Chunks in a wave.
         rates: For other machines than ``HOST`` describes; the same on all ranks.
+        topology: The host of each rank; all on one where not given.
 
     Raises:
         ValueError: when ``algorithm`` is none of the collective's, or ``max_chunk`` no multiple of 64.
     """
-    largest = default_chunk(size) if max_chunk is None else max_chunk
+    if topology is None:
+        topology = Topology.single(size)
+    largest = default_chunk(max(map(len, topology.groups))) if max_chunk is None else max_chunk
     if largest < ALIGNMENT or largest % ALIGNMENT:
         raise ValueError(f"max_chunk must be a positive multiple of {ALIGNMENT} bytes, not {largest}")
     offered = ALGORITHMS[collective]
     if algorithm is not None and algorithm not in offered:
         raise ValueError(f"{collective.name.lower()} has the algorithms {', '.join(offered)}, not {algorithm!r}")
-    names = [name for name in offered if name in _SHARED_MEMORY] if algorithm is None else [algorithm]
-    if collective is Collective.ALL_TO_ALL or collective is Collective.BARRIER:
+    names = candidates(collective, topology) if algorithm is None else (algorithm,)
+    if collective is Collective.ALL_TO_ALL:
         return Choice(names[0], largest, wave)
     if counts is not None:
         nbytes = -(-sum(counts) // size)
@@ -108,7 +113,7 @@ def choose(
     for name in names:
         chunk = largest
         while True:
-            price = _price(collective, name, size, nbytes, chunk, wave, rates)
+            price = _price(collective, name, topology, nbytes, chunk, wave, rates)
             if price < least:
                 best, least = Choice(name, chunk, wave), price
             smaller = 1 << ((chunk - 1).bit_length() - 1)
@@ -118,10 +123,25 @@ def choose(
     return best
 
 
+def candidates(collective: Collective, topology: Topology) -> tuple[str, ...]:
+    """The algorithms that a choice is made among.
+
+    On one host every rank reaches every other one at the same cost: other algorithms only add hops. Across hosts those
+    that meet few ranks, and in small groups also those by which everyone meets everyone. A flat ring is offered but
+    never better than a hierarchical one.
+    """
+    offered = ALGORITHMS[collective]
+    if topology.is_single:
+        names: tuple[str, ...] = _SHARED_MEMORY
+    else:
+        names = (*_SHARED_MEMORY, *SPARSE) if is_small(topology) else SPARSE
+    return tuple(name for name in offered if name in names) or offered[:1]
+
+
 def _price(
-    collective: Collective, algorithm: str, size: int, nbytes: int, chunk: int, wave: int, rates: Rates
+    collective: Collective, algorithm: str, topology: Topology, nbytes: int, chunk: int, wave: int, rates: Rates
 ) -> float:
     """The estimate, and a wait for one chunk: ranks are never quite in step, so a rank that needs a record often comes
     upon its peer in the middle of it. This is what makes medium messages take several records where one would do."""
     in_hand = min(chunk, nbytes)
-    return estimate(collective, algorithm, Topology.single(size), nbytes, chunk, wave, rates) + in_hand / rates.seal
+    return estimate(collective, algorithm, topology, nbytes, chunk, wave, rates) + in_hand / rates.seal
