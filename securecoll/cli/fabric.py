@@ -41,7 +41,10 @@ class FabricType(click.ParamType[Fabric]):
         """The hosts and their network, or an error that says how to write them."""
         if isinstance(value, Fabric):
             return value
-        given = dict(part.split("=", 1) if "=" in part else (part, "") for part in str(value).split(","))
+        given = {}
+        for part in str(value).split(","):
+            name, _, text = part.partition("=")
+            given[name] = text
         unknown = sorted(given.keys() - {"hosts", "gpus", "net", "hop"})
         if unknown or not {"hosts", "gpus"} <= given.keys():
             wrong = f"knows nothing of {unknown[0]!r}" if unknown else "needs hosts and gpus"

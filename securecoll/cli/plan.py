@@ -301,7 +301,7 @@ def plan(
 def price(
     fabric: Fabric, kind: Collective | None, nbytes: int, algorithm: str | None, svg: Path | None, as_json: bool
 ) -> None:
-    """Prints the survey of a fabric, and draws cost over the number of ranks: of an all_reduce, if nothing is named."""
+    """Prints the survey of a fabric, and draws cost over the number of ranks: of an all_reduce if none is named."""
     if kind is None and algorithm is not None:
         raise click.UsageError("--algorithm needs a COLLECTIVE")
     try:

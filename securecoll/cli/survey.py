@@ -7,7 +7,7 @@ checker holds plans to, of the ranks of the first and the last host; the root is
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -99,21 +99,11 @@ def _row(fabric: Fabric, topology: Topology, kind: Collective, nbytes: int, algo
     if algorithm is not None and algorithm != name:
         name, chunk, wave = tuner.choose(kind, size, moved, rates=rates, topology=topology, algorithm=algorithm)
     ranks = _sample(topology)
-    made = [
-        plans.plan(
-            kind,
-            rank,
-            size,
-            nbytes=moved,
-            itemsize=1,
-            chunk=chunk,
-            wave=wave,
-            algorithm=name,
-            topology=topology,
-        )
-        for rank in (ranks[0], ranks[-1])
-    ]
-    moves = [traffic(replace(made[0].call, rank=rank), name) for rank in ranks if made[0].call is not None]
+    # The first rank leads its host and is the root: none has more sockets.
+    made = plans.plan(
+        kind, 0, size, nbytes=moved, itemsize=1, chunk=chunk, wave=wave, algorithm=name, topology=topology
+    )
+    moves = [traffic(replace(made.call, rank=rank), name) for rank in ranks if made.call is not None]
     carried = {rank: move.carried for rank, move in zip(ranks, moves, strict=True)}
     return Row(
         kind.name.lower(),
@@ -125,7 +115,7 @@ def _row(fabric: Fabric, topology: Topology, kind: Collective, nbytes: int, algo
         _range(move.opened for move in moves),
         _range(carried.values()),
         max(sum(carried[rank] for rank in group) for group in (topology.groups[0], topology.groups[-1])),
-        max(len(met(plan)) for plan in made),
+        len(met(made)),
     )
 
 
@@ -157,7 +147,7 @@ def text(found: Survey) -> str:
         "",
         captured.get().rstrip(),
         "",
-        "* what the tuner picks; bytes are a rank's, from the least to the most",
+        "* what the tuner picks; bytes are a rank's, from the least to the most of the first and the last host",
         f"predicted by closed forms, with a core for each rank that seals {rates.seal / 1e9:g} and opens "
         f"{rates.open / 1e9:g} GB/s",
         f"default plans use at most {found.sockets} sockets a rank, and {sized(found.socket_bytes)} for their slots: "
@@ -221,9 +211,8 @@ def draw(path: Path, fabric: Fabric, collective: Collective, nbytes: int) -> Non
         raise click.ClickException("the picture needs matplotlib: pip install matplotlib") from None
     figure = Figure(figsize=(8.5, 5.2), layout="constrained")
     axes = figure.add_subplot()
-    styles: Callable[[int], str] = lambda index: "osD^vP"[index % 6]
-    for index, (name, (ranks, seconds)) in enumerate(curves(fabric, collective, nbytes).items()):
-        axes.plot(ranks, seconds, marker=styles(index), markersize=4, linewidth=1.6, label=name)
+    for (name, (ranks, seconds)), marker in zip(curves(fabric, collective, nbytes).items(), "osD^v", strict=False):
+        axes.plot(ranks, seconds, marker=marker, markersize=4, linewidth=1.6, label=name)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
@@ -235,4 +224,5 @@ def draw(path: Path, fabric: Fabric, collective: Collective, nbytes: int) -> Non
     axes.grid(True, which="major", color="#e3e6ea")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    FigureCanvasSVG(figure).print_svg(path)
+    FigureCanvasSVG(figure)
+    figure.savefig(path, format="svg")

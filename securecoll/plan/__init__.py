@@ -25,6 +25,9 @@ VERSION = 2
 MAX_RECORDS = 1 << 24
 """Records that a stream may have in one collective: a nonce has 24 bits for them."""
 
+_CROWDED = frozenset({Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.ALL_GATHER})
+"""Where slices of several ranks of a host share the lanes of a ring of hosts."""
+
 _GENERATORS: dict[str, dict[Collective, Generator]] = {
     "one_shot": one_shot.GENERATORS,
     "direct": direct.GENERATORS,
@@ -69,7 +72,8 @@ def plan(
         send: Bytes to each peer of an uneven all_to_all.
         recv: Bytes from each peer of an uneven all_to_all.
         chunk: Bytes a record carries at most, a multiple of 64.
-        wave: Chunks in a wave. Lanes need a slot more, or rings deadlock.
+        wave: Chunks in a wave. Lanes need a slot more, or rings deadlock. (The hierarchical algorithm makes waves of
+            fewer chunks where hosts are uneven, and keeps to that.)
         algorithm: One of ``ALGORITHMS[collective]``.
         topology: The host of each rank; all on one where not given.
 
@@ -83,6 +87,13 @@ def plan(
         raise ValueError(f"chunk must be a positive multiple of {ALIGNMENT} bytes, not {chunk}")
     if wave < 1:
         raise ValueError(f"wave must be at least 1, not {wave}")
+    if topology is None:
+        topology = Topology.single(max(size, 1))
+    if not serves(collective, algorithm, topology, wave):
+        raise ValueError(
+            f"hosts are too uneven for the hierarchical algorithm with waves of {wave}: it would need waves of "
+            f"{topology.crowding}; use ring"
+        )
     parts = None if counts is None else tuple(counts)
     if parts is not None and collective in PARTED and len(parts) == size and len({*parts}) == 1 and not nbytes:
         nbytes, parts = parts[0], None  # even parts are the same call however they were written down
@@ -90,7 +101,7 @@ def plan(
         collective,
         rank,
         size,
-        Topology.single(max(size, 1)) if topology is None else topology,
+        topology,
         nbytes,
         itemsize,
         root if collective in ROOTED else 0,
@@ -108,12 +119,25 @@ def plan(
         rank,
         size,
         chunk,
-        wave,
+        wave // _sharers(collective, algorithm, topology),
         tuple(steps),
         identity=_identity(call, algorithm, chunk, wave),
         call=call,
         blocks=blocks,
     )
+
+
+def serves(collective: Collective, algorithm: str, topology: Topology, wave: int) -> bool:
+    """Whether an algorithm of a collective can run with waves of at most ``wave`` chunks."""
+    return wave >= _sharers(collective, algorithm, topology)
+
+
+def _sharers(collective: Collective, algorithm: str, topology: Topology) -> int:
+    """Steps of one turn of a ring of hosts that may share a lane.
+
+    A ring runs with a slot more than a turn has records in a wave, so these steps must share the wave's chunks.
+    """
+    return topology.crowding if algorithm == "hierarchical" and collective in _CROWDED else 1
 
 
 def _generator(call: Call, algorithm: str) -> Generator:

@@ -17,8 +17,8 @@ What is proven, each in its own section below:
   the collective. A value names each contribution, where it was scaled and rounded, and the order of every addition, so
   "the same bits on every rank" is equality. All records hold the same values in both runs, so any mixture of ranks
   that run in place and ranks that do not is proven too.
-* *Traffic*: each rank seals, opens and carries to other hosts the bytes that :mod:`securecoll.plan.traffic` documents, and ``Plan.blocks`` is
-  what the busiest stream costs.
+* *Traffic*: each rank seals, opens and carries to other hosts the bytes that :mod:`securecoll.plan.traffic` documents,
+  and ``Plan.blocks`` is what the busiest stream costs.
 
 Values are kept per interval, not per byte, so the cost grows with the number of chunks, not with bytes.
 """

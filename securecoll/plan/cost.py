@@ -25,7 +25,6 @@ from securecoll.plan.ir import Plan, Record, Step, StepOp
 from securecoll.plan.schedule import Schedule
 from securecoll.plan.topology import Topology
 
-
 TAG = 16
 """Bytes that a record has beside its payload."""
 

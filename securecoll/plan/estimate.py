@@ -37,6 +37,8 @@ def estimate(
     if size == 1:
         return nbytes / rates.copy
     whole = collective is Collective.ALL_REDUCE and algorithm in ("direct", "ring", "hierarchical")
+    if algorithm == "hierarchical":
+        wave = max(1, wave // topology.crowding)
     shares = size if whole or (collective is Collective.REDUCE and algorithm == "direct") else 1
     if collective is Collective.REDUCE and algorithm == "hierarchical":
         shares = size // len(topology.groups)
@@ -69,7 +71,7 @@ class _Piece:
         return lanes * self.copy if lanes > 1 else 0.0
 
     def side_by_side(self, work: float, link: float, steps: float, hop: float, among: int = 1) -> float:
-        """Ranks that work in parallel, in dependent steps. ``among``: peers whose records need not wait for others'."""
+        """Ranks that work in parallel, in dependent steps. ``among``: peers whose records wait for no others'."""
         longer, shorter = max(work, link), min(work, link)
         together = min(self.k, self.wave)
         hidden = (together - 1) * longer / steps / self.k
@@ -82,9 +84,7 @@ class _Piece:
         return slowest + rest / (self.k * among)
 
 
-def _on_one_host(
-    collective: Collective, algorithm: str, size: int, owners: int, p: _Piece, rates: Rates
-) -> float:
+def _on_one_host(collective: Collective, algorithm: str, size: int, owners: int, p: _Piece, rates: Rates) -> float:
     slow, peers, hop = max(1.0, size / rates.cores), size - 1, rates.hop_seconds
     direct = owners * p.seal + (peers + owners - 1) * p.open + size * p.add
     match collective, algorithm:
@@ -153,9 +153,7 @@ def _sketch(topology: Topology) -> _Sketch:
     return _Sketch(len(topology), len(lengths), tuple(sorted(kinds)))
 
 
-def _across_hosts(
-    collective: Collective, algorithm: str, at: _Sketch, owners: int, p: _Piece, rates: Rates
-) -> float:
+def _across_hosts(collective: Collective, algorithm: str, at: _Sketch, owners: int, p: _Piece, rates: Rates) -> float:
     """The slowest of the different hosts sets the pace."""
     return max(_of_host(collective, algorithm, at, kind, owners, p, rates) for kind in at.kinds)
 
@@ -267,20 +265,24 @@ def _of_host(
             middle = slow * (p.open + p.forward)
             first, last = slow * (p.seal + p.copy + (ends - 1) * p.socket), slow * (p.open + (ends - 1) * p.socket)
             edges = 2 * (hosts - 1) if n > 1 else hosts - 2
-            turns = (first, 1), (middle, peers - 1 - edges), (edge, edges), (last, 1), (p.link, hosts - 1)
-            return p.in_turn(*turns) + (hosts - 1) * far + (size - hosts) * near
+            through = p.in_turn((first, 1), (middle, peers - 1 - edges), (edge, edges), (last, 1), (p.link, hosts - 1))
+            return through + (hosts - 1) * far + (size - hosts) * near
         case Collective.BROADCAST, "tree":
             root = slow * (p.seal + p.copy + p.copies(rounds + to_host) + rounds * p.socket)
             relay = slow * (p.open + 2 * p.socket + (1 + to_host) * p.forward)
             leaf = slow * (p.open + p.socket + to_host * p.forward)
-            turns = (root, 1), (rounds * p.link, 1), (relay, depth - 1), (leaf, 1), (slow * p.open, to_host)
-            return p.in_turn(*turns) + depth * far + inside
+            through = p.in_turn(
+                (root, 1), (rounds * p.link, 1), (relay, depth - 1), (leaf, 1), (slow * p.open, to_host)
+            )
+            return through + depth * far + inside
         case Collective.BROADCAST, "hierarchical":
             root = slow * (p.seal + p.copy + p.copies(1 + to_host) + p.socket)
             relay = slow * (p.open + 2 * p.socket + (1 + to_host) * p.forward)
             leaf = slow * (p.open + p.socket + to_host * p.forward)
-            turns = (root, 1), (p.link, hosts - 1), (relay, hosts - 2), (leaf, 1), (slow * p.open, to_host)
-            return p.in_turn(*turns) + (hosts - 1) * far + inside
+            through = p.in_turn(
+                (root, 1), (p.link, hosts - 1), (relay, hosts - 2), (leaf, 1), (slow * p.open, to_host)
+            )
+            return through + (hosts - 1) * far + inside
 
         case Collective.REDUCE, "one_shot":
             root = slow * (peers * p.open + size * p.add + afar * p.socket)
@@ -301,15 +303,15 @@ def _of_host(
             leaf = slow * ((local if n > 1 else 0.0) + p.seal + p.socket)
             middle = slow * (local + add + p.seal + 2 * p.socket)
             root = slow * (local + rounds * (p.open + p.add + p.socket))
-            turns = (first, 1), (leaf, 1), (middle, depth - 1), (root, 1), (rounds * p.link, 1)
-            return p.in_turn(*turns) + depth * far + inside
+            through = p.in_turn((first, 1), (leaf, 1), (middle, depth - 1), (root, 1), (rounds * p.link, 1))
+            return through + depth * far + inside
         case Collective.REDUCE, "hierarchical":
             collected = -(-owners // n)
             first = slow * ((owners - collected) * p.seal + collected * (local + p.seal + p.socket))
             middle = first + slow * collected * (p.open + p.add + p.socket)
             root = slow * ((2 * owners - 2) * p.open + (owners - 1) * p.seal + (n + 1) * p.add + add + p.socket)
-            turns = (first, 1), (middle, hosts - 2), (root, 1), (owners * p.link, hosts - 1)
-            return p.in_turn(*turns) + (hosts - 1) * far + 2 * inside
+            through = p.in_turn((first, 1), (middle, hosts - 2), (root, 1), (owners * p.link, hosts - 1))
+            return through + (hosts - 1) * far + 2 * inside
 
         case Collective.GATHER, "one_shot":
             root = slow * (p.copy + peers * p.open + afar * p.socket)

@@ -267,7 +267,7 @@ def _onward(topology: Topology, owner: int, rank: int) -> tuple[int, ...]:
 
 
 def _take(topology: Topology, owner: int, rank: int, block: Block) -> Step:
-    """Opens what an owner on another host, or another rank of this one, sealed for everyone; its column passes it on."""
+    """Opens what another rank sealed for everyone; whoever is in its column passes it on."""
     relay = topology.relay(owner, topology.hosts[rank])
     if relay != rank:
         return opened(block, Record(from_all(len(topology), relay), Stream(owner)), ())

@@ -2,8 +2,9 @@
 
 Each socket costs memory and descriptors, so the default plans of the collectives that involve everyone meet O(log N)
 ranks of other hosts, however large the group: in each column that the rank stands in, those at distances of powers of
-two along the ring of hosts. That covers the ring and trees of hosts, the exchanges and the barrier. Only in groups so
-small that all ranks elsewhere are no more than that may algorithms be picked by which everyone meets everyone.
+two along the ring of hosts. That covers the ring and trees of hosts, the exchanges and the barrier. Where hosts
+are uneven, the neighbours in the ring of ranks come to them. Only in groups so small that all ranks elsewhere are no
+more than that may algorithms be picked by which everyone meets everyone.
 
 gather, scatter and all_to_all seal for each peer by itself and so meet whom they deal with, in any group; and a pinned
 algorithm meets whom it meets.
@@ -15,9 +16,6 @@ from collections.abc import Iterable
 
 from securecoll.plan.ir import Plan, Record
 from securecoll.plan.topology import Topology
-
-SPARSE = ("tree", "recursive_doubling", "hierarchical")
-"""Algorithms that meet few ranks of other hosts."""
 
 
 def is_small(topology: Topology) -> bool:
@@ -31,7 +29,11 @@ def peers(topology: Topology, rank: int) -> tuple[int, ...]:
     if is_small(topology):
         return tuple(p for p in range(len(topology)) if topology.crosses(rank, p))
     hosts, own = len(topology.groups), topology.hosts[rank]
-    met = set()
+    met: set[int] = set()
+    if topology.crowding > 1:
+        position = topology.positions[rank]
+        beside = (topology.order[position - 1], topology.order[(position + 1) % len(topology)])
+        met.update(p for p in beside if topology.crosses(rank, p))
     for bit in range((hosts - 1).bit_length()):
         for there in {topology.beside(rank, 1 << bit), topology.beside(rank, -(1 << bit))} - {own}:
             met.update(topology.relay(owner, there) for owner in _representatives(topology, rank))

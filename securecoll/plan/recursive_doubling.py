@@ -1,8 +1,9 @@
 """Recursive doubling: an all_reduce in ceil(log2 hosts) exchanges between hosts, for small messages.
 
 The first rank of each host, its *leader*, adds up what its ranks contribute. Leaders then exchange in pairs, at
-distances 1, 2, 4 and so on, after which all have the sum; where the number of hosts is no power of two, the hosts beyond
-it give their sums to a partner first, and get the result from it. Last, leaders seal the result for their hosts.
+distances 1, 2, 4 and so on, after which all have the sum. Where the number of hosts is no power of two, those beyond
+the last one give their sums to a partner first, and get the result from it. At the end leaders seal the result for
+their hosts.
 
 Both ends of an exchange add the same two sums in the same order, the lower host's first, and each adds its own sum as
 it sealed it, rounded: so all ranks hold the same bits. (Thakur, Rabenseifner and Gropp, "Optimization of collective

@@ -91,6 +91,12 @@ class Topology:
         """Whether all ranks share one host."""
         return len(self.groups) == 1
 
+    @property
+    def crowding(self) -> int:
+        """The most ranks of one host whose columns share a rank of another host: 1 where hosts are equal."""
+        lengths = [len(group) for group in self.groups]
+        return -(-max(lengths) // min(lengths))
+
     def group(self, rank: int) -> tuple[int, ...]:
         """The ranks of a rank's host, itself among them."""
         return self.groups[self.hosts[rank]]

@@ -1,9 +1,10 @@
 """The tuner: which algorithm, chunk and wave serve a call.
 
 All ranks must choose alike, so a choice is a pure function of what the handshake's transcript or the call's
-descriptor binds: the collective, the topology, the sizes, the largest chunk that a slot holds, and a table of rates: the
-one below, which is part of the package and not measured, or another that all ranks were given. The estimates use additions, multiplications, divisions and comparisons of
-IEEE 754 doubles only, in one order, so they are the same on every machine.
+descriptor binds: the collective, the topology, the sizes, the largest chunk that a slot holds, and a table of rates:
+the one below, which is part of the package and not measured, or another that all ranks were given. The estimates use
+additions, multiplications, divisions and comparisons of IEEE 754 doubles only, in one order, so they are the same on
+every machine.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from securecoll.codes import Collective
-from securecoll.plan import ALGORITHMS
+from securecoll.plan import ALGORITHMS, serves
 from securecoll.plan.call import ALIGNMENT
 from securecoll.plan.cost import Rates
 from securecoll.plan.estimate import estimate
-from securecoll.plan.peers import SPARSE, is_small
+from securecoll.plan.peers import is_small
 from securecoll.plan.topology import Topology
 
 HOST = Rates(
@@ -40,7 +41,10 @@ WAVE = 8
 _LARGEST_CHUNK = 64 << 10
 _SMALLEST_CHUNK = 4 << 10
 _CHUNKS_OF_ALL = 512 << 10
-_SHARED_MEMORY = ("one_shot", "direct")
+_BETTER = 0.98
+"""Of the price so far: what another algorithm must come to across hosts, where two often cost nearly the same."""
+
+_EVERYONE = ("one_shot", "direct")
 """Algorithms by which everyone meets everyone."""
 
 
@@ -111,31 +115,43 @@ def choose(
         nbytes = -(-sum(counts) // size)
     best, least = Choice(names[0], largest, wave), float("inf")
     for name in names:
-        chunk = largest
-        while True:
-            price = _price(collective, name, topology, nbytes, chunk, wave, rates)
-            if price < least:
-                best, least = Choice(name, chunk, wave), price
-            smaller = 1 << ((chunk - 1).bit_length() - 1)
-            if smaller < _SMALLEST_CHUNK or chunk >= 4 * max(nbytes, _SMALLEST_CHUNK) * size:
-                break
-            chunk = smaller
+        if not serves(collective, name, topology, wave):
+            continue
+        price, chunk = min(
+            (_price(collective, name, topology, nbytes, chunk, wave, rates), -chunk)
+            for chunk in _chunks(largest, max(nbytes, _SMALLEST_CHUNK) * size)
+        )
+        if price < (least if topology.is_single else least * _BETTER):
+            best, least = Choice(name, -chunk, wave), price
     return best
 
 
+def _chunks(largest: int, total: int) -> list[int]:
+    """Chunks worth a price for a call of about ``total`` bytes: the largest one, and the powers of two below it."""
+    chunks = [largest]
+    while chunks[-1] < 4 * total:
+        smaller = 1 << ((chunks[-1] - 1).bit_length() - 1)
+        if smaller < _SMALLEST_CHUNK:
+            break
+        chunks.append(smaller)
+    return chunks
+
+
 def candidates(collective: Collective, topology: Topology) -> tuple[str, ...]:
-    """The algorithms that a choice is made among.
+    """The algorithms that a choice is made among, those that share out their work best first.
 
     On one host every rank reaches every other one at the same cost: other algorithms only add hops. Across hosts those
-    that meet few ranks, and in small groups also those by which everyone meets everyone. A flat ring is offered but
-    never better than a hierarchical one.
+    that meet few ranks, and in small groups also those by which everyone meets everyone. A flat ring is never better
+    than a hierarchical one of equal hosts.
     """
     offered = ALGORITHMS[collective]
     if topology.is_single:
-        names: tuple[str, ...] = _SHARED_MEMORY
-    else:
-        names = (*_SHARED_MEMORY, *SPARSE) if is_small(topology) else SPARSE
-    return tuple(name for name in offered if name in names) or offered[:1]
+        return tuple(name for name in offered if name in _EVERYONE) or offered[:1]
+    shared = not serves(collective, "hierarchical", topology, 1)
+    names = ("hierarchical", *(("ring",) if shared else ()), "recursive_doubling", "tree")
+    if is_small(topology):
+        names += _EVERYONE
+    return tuple(name for name in names if name in offered) or offered[:1]
 
 
 def _price(

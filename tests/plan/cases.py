@@ -57,9 +57,10 @@ def filling(collective: Collective, size: int, each: int) -> int:
 
 
 def placements(size: int) -> dict[str, Topology]:
-    """Ways to place ``size`` ranks on more than one host; where the name does not fit the size, nearly so."""
+    """Ways to place ``size`` ranks on hosts, different ones; where a name does not fit the size, nearly so."""
     third = max(1, size // 3)
     made = {
+        "single": Topology.single(size),
         "two": Topology.of(rank * 2 // size for rank in range(size)),
         "uneven": Topology.of(min(2, rank // max(1, third - 1)) for rank in range(size)),
         "alone": Topology.of(range(size)),
@@ -67,4 +68,5 @@ def placements(size: int) -> dict[str, Topology]:
         "fours": Topology.of(rank // 4 for rank in range(size)),
         "scattered": Topology.of(rank * rank % 7 for rank in range(size)),
     }
-    return {name: topology for name, topology in made.items() if not topology.is_single}
+    names = {topology: name for name, topology in reversed(made.items())}
+    return {name: topology for topology, name in names.items()}

@@ -177,8 +177,6 @@ def test_two_hosts_of_two_ranks_reduce_64_mib_faster_in_a_hierarchy_than_in_a_ri
         seconds[algorithm] = simulate(plans, rates, DEPTH).seconds
     assert over_link == {"hierarchical": {whole}, "ring": {whole * 3 // 2}}
     assert seconds["ring"] / seconds["hierarchical"] >= 1.3
-    priced = {
-        name: estimate(Collective.ALL_REDUCE, name, topology, whole, 64 << 10, 8, rates) for name in seconds
-    }
+    priced = {name: estimate(Collective.ALL_REDUCE, name, topology, whole, 64 << 10, 8, rates) for name in seconds}
     assert priced["ring"] / priced["hierarchical"] >= 1.3
     assert whole / SLOW.link / seconds["hierarchical"] > 0.95, "the link is busy all the time"

@@ -37,7 +37,11 @@ def make(collective: Collective = Collective.ALL_REDUCE, rank: int = 0, size: in
         (Collective.ALL_REDUCE, {"wave": 0}, "wave must be at least 1, not 0"),
         (Collective.ALL_REDUCE, {"rank": 2}, "rank must be in [0, size) and size at least 1, not rank 2 of 2"),
         (Collective.ALL_REDUCE, {"size": 0}, "rank must be in [0, size) and size at least 1, not rank 0 of 0"),
-        (Collective.ALL_REDUCE, {"topology": Topology.single(3)}, "the topology must have one host per rank, 2, not 3"),
+        (
+            Collective.ALL_REDUCE,
+            {"topology": Topology.single(3)},
+            "the topology must have one host per rank, 2, not 3",
+        ),
         (Collective.BROADCAST, {"root": 2}, "root must be a rank in [0, 2), not 2"),
         (Collective.ALL_REDUCE, {"itemsize": 3}, "itemsize must divide 64, not 3"),
         (Collective.ALL_REDUCE, {"nbytes": 6}, "nbytes must hold whole elements of 4 bytes, not 6"),
