@@ -295,8 +295,8 @@ def _of_host(
         case Collective.REDUCE, "ring":
             edges = 2 * (hosts - 1) if n > 1 else hosts - 2
             first, last = slow * (p.seal + (ends - 1) * p.socket), slow * (add + (ends - 1) * p.socket)
-            turns = (first, 1), (slow * (add + p.seal), peers - 1 - edges), (last, 1), (p.link, hosts - 1)
-            through = p.in_turn(*turns, (slow * (add + p.seal + ends * p.socket), edges))
+            middle, edge = slow * (add + p.seal), slow * (add + p.seal + ends * p.socket)
+            through = p.in_turn((first, 1), (middle, peers - 1 - edges), (edge, edges), (last, 1), (p.link, hosts - 1))
             return through + (hosts - 1) * far + (size - hosts) * near
         case Collective.REDUCE, "tree":
             first = slow * (p.seal if n > 1 else 0.0)
@@ -315,12 +315,12 @@ def _of_host(
 
         case Collective.GATHER, "one_shot":
             root = slow * (p.copy + peers * p.open + afar * p.socket)
-            turns = (slow * (p.seal + p.socket), 1), (afar * p.link, 1), (root, 1)
-            return p.in_turn(*turns, among=peers) + far
+            through = p.in_turn((slow * (p.seal + p.socket), 1), (afar * p.link, 1), (root, 1), among=peers)
+            return through + far
         case Collective.SCATTER, "one_shot":
             root = slow * (p.copy + peers * p.seal + afar * p.socket)
-            turns = (root, 1), (afar * p.link, 1), (slow * (p.open + p.socket), 1)
-            return p.in_turn(*turns, among=peers) + far
+            through = p.in_turn((root, 1), (afar * p.link, 1), (slow * (p.open + p.socket), 1), among=peers)
+            return through + far
         case Collective.ALL_TO_ALL, "one_shot":
             work = peers * (p.seal + p.open) + p.copy + 2 * afar * p.socket
             return p.side_by_side(slow * work, n * afar * p.link, 1, far, among=peers)

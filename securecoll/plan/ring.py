@@ -3,8 +3,8 @@
 Ranks are in the order of their hosts, so that each host is entered once and left once. Partial sums are opened, added
 to and sealed anew at each hop, on link streams; what is complete is sealed once, on its owner's sender stream, and
 passed on as ciphertext: an all_reduce seals ``nbytes`` and opens ``2 * nbytes * (size - 1) / size`` on every rank, as
-the direct one does, where sealing each hop anew would seal as much as it opens. (The ring itself: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
-clusters of workstations", 2009.)
+the direct one does, where sealing each hop anew would seal as much as it opens. (The ring itself: Patarasuk and Yuan,
+"Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.)
 """
 
 from __future__ import annotations

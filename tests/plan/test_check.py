@@ -13,9 +13,7 @@ from securecoll.plan.traffic import traffic
 from securecoll.plan.tuner import DEPTH, WAVE
 from tests.plan.cases import EVERY, filling, group
 
-ON_ONE_HOST = [
-    (collective, algorithm) for collective, algorithm in EVERY if algorithm in ("one_shot", "direct", "ring")
-]
+ON_ONE_HOST = [(collective, name) for collective, name in EVERY if name in ("one_shot", "direct", "ring")]
 """The others are made for several hosts; test_across_hosts.py proves them on one host, too."""
 
 QUADRATIC = {
