@@ -1,8 +1,9 @@
 """Plans: algorithms as data.
 
-:func:`plan` builds what one rank does for one collective; :mod:`securecoll.plan.check` proves the plans of all ranks
-together, :mod:`securecoll.plan.cost` prices them, :mod:`securecoll.plan.tuner` picks an algorithm and a chunk, and
-:mod:`securecoll.plan.picture` draws them.
+:func:`plan` builds what one rank does for one collective, on a :class:`~securecoll.plan.topology.Topology`;
+:mod:`securecoll.plan.check` proves the plans of all ranks together, :mod:`securecoll.plan.cost` and
+:mod:`securecoll.plan.estimate` price them, :mod:`securecoll.plan.tuner` picks an algorithm and a chunk,
+:mod:`securecoll.plan.peers` tells whom they meet, and :mod:`securecoll.plan.picture` draws them.
 """
 
 from __future__ import annotations

@@ -10,7 +10,8 @@ carries ``2 * nbytes * (hosts - 1) / hosts`` for an all_reduce, where a flat rin
 Results travel as ciphertext that the owner sealed once: around the column, and from each rank of it to all of its
 host. An all_reduce seals ``nbytes`` on every rank, whatever the topology. On one host it is the direct algorithm; with
 one rank a host it is the ring. Hosts may have different numbers of ranks: then ranks of smaller hosts stand in several
-columns, and do more.
+columns, and do more. As slices of several owners then share lanes, waves must be shorter for the ring to keep running;
+:func:`securecoll.plan.plan` sees to that.
 """
 
 from __future__ import annotations
@@ -111,9 +112,10 @@ def reduce(call: Call, chunk: int) -> tuple[list[Step], int]:
             if spans[owner][1]:
                 source = Record(from_rank(owner), Stream(owner, root), first_sum)
                 steps.append(Step(StepOp.OPEN, spans[owner][1], block=Block(OUTPUT, *spans[owner]), sources=(source,)))
-    costs = [_cost(spans[owner][1], chunk) for owner in owners]
-    place = topology.places[root]
-    to_root = costs.pop(place) + max(costs, default=0) if costs[1:] else 0
+    to_root = 0
+    if len(owners) > 1:
+        sums = (_cost(spans[owner][1], chunk) for owner in topology.others(root))
+        to_root = _cost(spans[root][1], chunk) + max(sums)
     return steps, max(to_root, _busiest_link(topology, tuple(spans), chunk))
 
 

@@ -29,15 +29,15 @@ def peers(topology: Topology, rank: int) -> tuple[int, ...]:
     if is_small(topology):
         return tuple(p for p in range(len(topology)) if topology.crosses(rank, p))
     hosts, own = len(topology.groups), topology.hosts[rank]
-    met: set[int] = set()
+    found: set[int] = set()
     if topology.crowding > 1:
         position = topology.positions[rank]
         beside = (topology.order[position - 1], topology.order[(position + 1) % len(topology)])
-        met.update(p for p in beside if topology.crosses(rank, p))
+        found.update(p for p in beside if topology.crosses(rank, p))
     for bit in range((hosts - 1).bit_length()):
         for there in {topology.beside(rank, 1 << bit), topology.beside(rank, -(1 << bit))} - {own}:
-            met.update(topology.relay(owner, there) for owner in _representatives(topology, rank))
-    return tuple(sorted(met))
+            found.update(topology.relay(owner, there) for owner in _representatives(topology, rank))
+    return tuple(sorted(found))
 
 
 def _representatives(topology: Topology, rank: int) -> Iterable[int]:
