@@ -30,6 +30,8 @@ class Topology:
     """All ranks, host by host: a ring in this order enters and leaves each host once."""
     positions: tuple[int, ...] = field(init=False, compare=False, repr=False)
     """Of each rank, its position in ``order``."""
+    crowding: int = field(init=False, compare=False, repr=False)
+    """The most ranks of one host whose columns share a rank of another host: 1 where hosts are equal."""
     _hash: int = field(init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -60,6 +62,8 @@ class Topology:
         object.__setattr__(self, "places", tuple(places))
         object.__setattr__(self, "order", order)
         object.__setattr__(self, "positions", tuple(positions))
+        lengths = [len(group) for group in groups]
+        object.__setattr__(self, "crowding", -(-max(lengths) // min(lengths)))
         object.__setattr__(self, "_hash", hash(self.hosts))
 
     def __hash__(self) -> int:
@@ -90,12 +94,6 @@ class Topology:
     def is_single(self) -> bool:
         """Whether all ranks share one host."""
         return len(self.groups) == 1
-
-    @property
-    def crowding(self) -> int:
-        """The most ranks of one host whose columns share a rank of another host: 1 where hosts are equal."""
-        lengths = [len(group) for group in self.groups]
-        return -(-max(lengths) // min(lengths))
 
     def group(self, rank: int) -> tuple[int, ...]:
         """The ranks of a rank's host, itself among them."""

@@ -11,7 +11,13 @@ from securecoll.plan.call import PARTED
 EVERY = [(collective, algorithm) for collective in Collective for algorithm in ALGORITHMS[collective]]
 """Every algorithm that ships."""
 
-NAMES = [f"{collective.name.lower()}-{algorithm}" for collective, algorithm in EVERY]
+
+def named(algorithms: Sequence[tuple[Collective, str]]) -> list[str]:
+    """Names of test cases."""
+    return [f"{collective.name.lower()}-{algorithm}" for collective, algorithm in algorithms]
+
+
+NAMES = named(EVERY)
 
 
 def group(

@@ -15,7 +15,7 @@ from securecoll.plan.check import Proof, check
 from securecoll.plan.schedule import PlanError, Schedule
 from securecoll.plan.topology import Topology
 from securecoll.plan.tuner import DEPTH, WAVE
-from tests.plan.cases import EVERY, NAMES, filling, group, placements
+from tests.plan.cases import EVERY, NAMES, filling, group, named, placements
 from tests.plan.test_check import QUADRATIC, few
 
 
@@ -128,7 +128,7 @@ def prove_at_random(draw: random.Random, collective: Collective, algorithm: str,
 CROWDED = [(c, "hierarchical") for c in (Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.ALL_GATHER)]
 
 
-@pytest.mark.parametrize(("collective", "algorithm"), CROWDED, ids=lambda value: str(value))
+@pytest.mark.parametrize(("collective", "algorithm"), CROWDED, ids=named(CROWDED))
 def test_rings_of_uneven_hosts_take_smaller_waves_and_then_need_no_deeper_lanes(
     collective: Collective, algorithm: str
 ) -> None:

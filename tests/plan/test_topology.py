@@ -23,6 +23,7 @@ def test_hosts_are_numbered_as_they_are_first_seen() -> None:
     assert named.groups == ((0, 2), (1, 4), (3,))
     assert named.places == (0, 0, 1, 0, 1)
     assert named.order == (0, 2, 1, 4, 3)
+    assert named.crowding == 2 and Topology.even(3, 4).crowding == 1
 
 
 @pytest.mark.parametrize(
