@@ -114,8 +114,7 @@ def reduce(call: Call, chunk: int) -> tuple[list[Step], int]:
                 steps.append(Step(StepOp.OPEN, spans[owner][1], block=Block(OUTPUT, *spans[owner]), sources=(source,)))
     to_root = 0
     if len(owners) > 1:
-        sums = (_cost(spans[owner][1], chunk) for owner in topology.others(root))
-        to_root = _cost(spans[root][1], chunk) + max(sums)
+        to_root = _cost(spans[root][1], chunk) + max(_cost(spans[p][1], chunk) for p in topology.others(root))
     return steps, max(to_root, _busiest_link(topology, tuple(spans), chunk))
 
 

@@ -117,12 +117,11 @@ def choose(
     for name in names:
         if not serves(collective, name, topology, wave):
             continue
-        price, chunk = min(
-            (_price(collective, name, topology, nbytes, chunk, wave, rates), -chunk)
-            for chunk in _chunks(largest, max(nbytes, _SMALLEST_CHUNK) * size)
-        )
+        chunks = _chunks(largest, max(nbytes, _SMALLEST_CHUNK) * size)
+        prices = [_price(collective, name, topology, nbytes, chunk, wave, rates) for chunk in chunks]
+        price = min(prices)
         if price < (least if topology.is_single else least * _BETTER):
-            best, least = Choice(name, -chunk, wave), price
+            best, least = Choice(name, chunks[prices.index(price)], wave), price
     return best
 
 
