@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from securecoll.codes import Collective
-from securecoll.plan import ALGORITHMS
+from securecoll.plan import ALGORITHMS, plan, serves
 from securecoll.plan.cost import Network
 from securecoll.plan.ir import records
 from securecoll.plan.topology import Topology
@@ -150,3 +150,18 @@ def test_a_choice_for_4096_ranks_takes_milliseconds() -> None:
     for collective in Collective:
         choose(collective, 4096, 0 if collective is Collective.BARRIER else 12_345_600, topology=topology)
     assert time.perf_counter() - start < 0.2
+
+
+@pytest.mark.parametrize("wave", [1, WAVE])
+def test_every_choice_can_be_planned_however_uneven_hosts_are(wave: int) -> None:
+    for hosts in ((0, *[1] * 12), (0, 1, 2, *[3] * 20), (0, 0, 0, 1, 1), (0, 1, 0, 2)):
+        topology, size = Topology(hosts), len(hosts)
+        for collective in Collective:
+            for nbytes in (0,) if collective is Collective.BARRIER else (64, 1 << 20):
+                choice = choose(collective, size, nbytes, topology=topology, wave=wave)
+                assert choice.wave == wave
+                made = plan(collective, 1, size, nbytes=nbytes, itemsize=1, topology=topology, **choice._asdict())
+                assert 1 <= made.wave <= wave
+    lopsided = Topology((0, *[1] * 12))
+    assert not serves(Collective.ALL_REDUCE, "hierarchical", lopsided, WAVE)
+    assert choose(Collective.REDUCE_SCATTER, 13, 1 << 20, topology=lopsided).algorithm == "ring"
