@@ -185,7 +185,7 @@ class HostView:
     def __init__(self, pid: int, rank: int, size: int, shape: Shape) -> None:
         self.rank, self.size, self.shape = rank, size, shape
         self.stride = self._pages(shape.slot_bytes + 16)
-        self.heads_at = 2 * self._PAGE
+        self.heads_at = 2 * self._PAGE + self._pages(size * self._WORD)
         self.tails_at = self.heads_at + self._pages((2 * size + 1) * self._WORD)
         self.control_at = self.tails_at + self._pages(3 * size * self._WORD)
         self.slots_at = self._pages(self.control_at + size * self._CONTROL_DEPTH * self._CONTROL_STRIDE)

@@ -25,6 +25,8 @@ constexpr int64_t kLivenessEvery = 100 * kMillisecond;
 // How long a failed rank listens for its peers' view of the failure before it names the error.
 constexpr int64_t kListen = 2000 * kMillisecond;
 constexpr int64_t kListenShort = 100 * kMillisecond;
+// How long one that closes waits for what it has sent to arrive.
+constexpr int64_t kFarewell = 2000 * kMillisecond;
 constexpr uint64_t kLastSequence = (uint64_t{1} << 40) - 1;
 
 // A mark of a memory, until an operation takes it.
@@ -58,7 +60,7 @@ size_t Communicator::KeyHash::operator()(const Key& k) const noexcept {
   return h;
 }
 
-Communicator::Communicator(CommunicatorOptions options, std::unique_ptr<Segment> segment, Roots roots, Memory* memory,
+Communicator::Communicator(CommunicatorOptions options, std::unique_ptr<Mesh> mesh, Roots roots, Memory* memory,
                            Planner planner, DeviceSource devices)
     : options_(options),
       generation_(fork_generation()),
@@ -67,7 +69,7 @@ Communicator::Communicator(CommunicatorOptions options, std::unique_ptr<Segment>
       devices_(std::move(devices)),
       timeout_ns_(options.timeout_ns),
       history_(kHistory),
-      segment_(std::move(segment)),
+      mesh_(std::move(mesh)),
       executor_(transport_, counters_) {
   const uint32_t n = options_.size;
   transport_.rank = options_.rank;
@@ -84,7 +86,7 @@ Communicator::Communicator(CommunicatorOptions options, std::unique_ptr<Segment>
   heard_.assign(n, 0);
   left_.assign(n, 0);
   if (n == 1) return;
-  if (!segment_) throw EngineError(ErrorKind::config, here() + "a group of " + std::to_string(n) + " needs a segment");
+  if (!mesh_) throw EngineError(ErrorKind::config, here() + "a group of " + std::to_string(n) + " needs a mesh");
   for (const auto* list : {&roots.link_tx, &roots.link_rx, &roots.control_tx, &roots.control_rx, &roots.sender})
     if (list->size() != n) throw EngineError(ErrorKind::config, here() + "wrong number of stream roots");
   for (uint32_t p = 0; p < n; p++) {
@@ -95,16 +97,16 @@ Communicator::Communicator(CommunicatorOptions options, std::unique_ptr<Segment>
       if ((*list)[p].size() != 32) throw EngineError(ErrorKind::config, here() + "a stream root is missing");
     transport_.link_tx[p] = Stream(std::move(roots.link_tx[p]), 0, Use::collective);
     transport_.link_rx[p] = Stream(std::move(roots.link_rx[p]), 0, Use::collective);
-    control_[p] = std::make_unique<ControlLink>(segment_->control_to(p), segment_->control_from(p),
+    control_[p] = std::make_unique<ControlLink>(mesh_->control_to(p), mesh_->control_from(p),
                                                 Stream(std::move(roots.control_tx[p]), 0, Use::control),
                                                 Stream(std::move(roots.control_rx[p]), 0, Use::control), memory);
-    transport_.writers[p] = segment_->writer_to(p);
-    transport_.readers[p] = segment_->reader_from(p);
-    transport_.readers[n + p] = segment_->reader_from_all(p);
+    transport_.writers[p] = mesh_->writer_to(p);
+    transport_.readers[p] = mesh_->reader_from(p);
+    transport_.readers[n + p] = mesh_->reader_from_all(p);
   }
-  transport_.writers[n] = segment_->writer_to_all();
+  transport_.writers[n] = mesh_->writer_to_all();
   // A communicator is made after every member confirmed the handshake, and a member confirms after it has mapped all.
-  segment_->unlink();
+  mesh_->unlink();
 }
 
 Communicator::~Communicator() {
@@ -212,7 +214,7 @@ Memory& Communicator::memory_at(uint32_t place) {
   std::lock_guard lock(device_mutex_);
   if (!device_) {
     if (!devices_) throw EngineError(ErrorKind::config, here() + "this communicator was made without a device");
-    device_ = devices_(place - 1, segment_.get());
+    device_ = devices_(place - 1, mesh_.get());
     device_place_ = place;
   }
   if (place != device_place_)
@@ -413,7 +415,7 @@ bool Communicator::wait(Operation& op, int64_t until, Until goal) {
     ~Leave() { inside.fetch_sub(1); }
   } leave{inside_};
   Bell nobody{};
-  Backoff backoff(segment_ ? segment_->bell() : &nobody, options_.crowded);
+  Backoff backoff(mesh_ ? mesh_->alarm() : Alarm{&nobody}, options_.crowded);
   int64_t blocked_at = 0;
   auto look = [&](bool around) {
     std::unique_lock progress(progress_, std::try_to_lock);
@@ -471,8 +473,8 @@ bool Communicator::idle() {
 
 void Communicator::doze(int64_t at_most_ns) {
   inside_.fetch_add(1);
-  if (state_ != State::closed && segment_) {
-    Backoff backoff(segment_->bell(), options_.crowded);
+  if (state_ != State::closed && mesh_) {
+    Backoff backoff(mesh_->alarm(), options_.crowded);
     backoff.prepare();
     const Round r = round(true);
     if (r.moved || r.idle)
@@ -498,7 +500,7 @@ bool Communicator::step() {
       current_ = queue_.front();
     }
     blocked_since_ = 0;
-    asked_ = false;
+    asked_ = leaving_ = false;
     // Nothing of the old epoch is in flight any more: operations run one after another.
     while (transport_.sender[options_.rank].epoch() < current_->epoch && options_.size > 1) {
       for (Stream& s : transport_.sender) s.step_epoch();
@@ -523,7 +525,7 @@ bool Communicator::step() {
   Executor::Progress progress;
   try {
     const int64_t began = current_->timed ? now_ns() : 0;
-    progress = executor_.progress(*current_);
+    progress = leaving_ ? Executor::Progress::finished : executor_.progress(*current_);
     if (current_->timed && progress != Executor::Progress::blocked) current_->worked_ns += now_ns() - began;
   } catch (const std::exception& e) {  // libcrypto or memory failed: nothing that a retry could rely on
     fail({ErrorKind::closed, where(*current_) + e.what()}, kListenShort);
@@ -531,11 +533,15 @@ bool Communicator::step() {
   }
   switch (progress) {
     case Executor::Progress::blocked:
-      return false;
+      return mesh_ && mesh_->pump();
     case Executor::Progress::moved:
+      if (mesh_) mesh_->flush();
       blocked_since_ = 0;
       return true;
     case Executor::Progress::finished: {
+      // An operation ends when its last record has left: its caller may not come back to see to that.
+      leaving_ = mesh_ && !mesh_->flush();
+      if (leaving_) return mesh_->pump();
       Operation* op = current_;
       current_ = nullptr;
       {
@@ -630,7 +636,7 @@ void Communicator::look_around() {
       if (now >= op->deadline && (!late || op->deadline < late->deadline)) late = op;
   }
   if (late) {
-    const auto ranks = executor_.awaited(*current_);
+    const auto ranks = awaited();
     std::string text = where(*late) + "not finished by its deadline";
     if (late != current_)
       text += ", behind " + current_->call.text() + ", collective number " + std::to_string(current_->sequence);
@@ -643,16 +649,16 @@ void Communicator::look_around() {
   if (now >= next_liveness_) {
     next_liveness_ = now + kLivenessEvery;
     std::vector<uint32_t> gone, left;
-    const auto ranks = executor_.awaited(*current_);
+    const auto ranks = awaited();
     for (uint32_t p : ranks) {
       if (left_[p])
         left.push_back(p);
-      else if (!segment_->alive(p))
+      else if (!mesh_->alive(p))
         gone.push_back(p);
     }
     if (!gone.empty() || !left.empty()) {
       // What a peer sent before it ended counts: so look once more, now that no more can come.
-      const auto again = executor_.awaited(*current_);
+      const auto again = awaited();
       auto still = [&](std::vector<uint32_t>& v) {
         v.erase(std::remove_if(v.begin(), v.end(),
                                [&](uint32_t p) { return !std::binary_search(again.begin(), again.end(), p); }),
@@ -672,12 +678,22 @@ void Communicator::look_around() {
   }
   if (!asked_ && now - blocked_since_ > kAskAfter) {
     asked_ = true;
-    for (uint32_t p : executor_.awaited(*current_))
+    for (uint32_t p : awaited())
       control_[p]->send(about(ControlKind::query, ErrorKind::none, p, current_->sequence));
   }
 }
 
+std::vector<uint32_t> Communicator::awaited() {
+  std::vector<uint32_t> ranks;
+  if (leaving_)
+    mesh_->laggards(ranks);
+  else
+    ranks = executor_.awaited(*current_);
+  return ranks;
+}
+
 void Communicator::poll_control() {
+  if (mesh_) mesh_->pump();
   for (uint32_t p = 0; p < options_.size; p++) {
     if (!control_[p]) continue;
     ControlMessage message;
@@ -853,7 +869,7 @@ void Communicator::step_failing() {
     if (look) next_liveness_ = now + kLivenessEvery;
     for (uint32_t p = 0; p < options_.size; p++) {
       if (!control_[p] || heard_[p]) continue;
-      if (look && !segment_->alive(p))
+      if (look && !mesh_->alive(p))
         heard_[p] = 1;
       else
         all = false;
@@ -906,8 +922,8 @@ void Communicator::abort(const std::string& reason) {
   if (std::unique_lock progress(progress_, std::try_to_lock); progress) {
     next_look_ = 0;
     look_around();
-  } else if (segment_) {
-    ring(segment_->bell());
+  } else if (mesh_) {
+    mesh_->wake();
   }
   inside_.fetch_sub(1);
 }
@@ -940,15 +956,16 @@ void Communicator::close() {
   }
   // Threads may still be about to touch the bell.
   while (inside_.load()) {
-    if (segment_) ring(segment_->bell());
+    if (mesh_) mesh_->wake();
     sched_yield();
   }
   std::lock_guard progress(progress_);
+  if (mesh_) mesh_->leave(now_ns() + kFarewell);
   transport_.writers.clear();
   transport_.readers.clear();
   control_.clear();
   control_.resize(options_.size);
-  segment_.reset();
+  mesh_.reset();
 }
 
 Error Communicator::error() {
@@ -971,7 +988,7 @@ uint32_t Communicator::epoch() {
 
 uint64_t Communicator::mapped_bytes() {
   std::lock_guard progress(progress_);
-  return segment_ ? segment_->mapped_bytes() : 0;
+  return mesh_ ? mesh_->mapped_bytes() : 0;
 }
 
 }  // namespace securecoll
