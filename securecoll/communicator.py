@@ -656,11 +656,13 @@ def _meet(mesh: _engine.Mesh, session: handshake.Session, deadline: float) -> st
     """Settles with every peer how records travel, and connects where there is no shared memory. Says which it is."""
     mesh.agree(session.conn_tx, session.conn_rx)
     told, next_word = 0, time.monotonic() + _STRANGERS_SECONDS
-    while not mesh.meet(min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic()))):
-        if time.monotonic() >= deadline:
+    met = False
+    while not met:
+        met = mesh.meet(min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
+        if not met and time.monotonic() >= deadline:
             raise HandshakeError(f"rank {session.rank}: not everyone could be reached: {mesh.missing()}")
         strangers, last = mesh.strangers()
-        if strangers > told and time.monotonic() >= next_word:
+        if strangers > told and (met or time.monotonic() >= next_word):
             log.warning("rank %d: %d connections proved nothing and were closed; %s", session.rank, strangers, last)
             told, next_word = strangers, time.monotonic() + _STRANGERS_SECONDS
     peers = [peer for peer in range(session.size) if peer != session.rank]

@@ -580,8 +580,7 @@ void bind_engine(nb::module_& m) {
       .def(
           "strangers",
           [](const PyMesh& m) {
-            const Meeting* meeting = m.get().meeting();
-            return meeting ? nb::make_tuple(meeting->strangers(), meeting->last_stranger()) : nb::make_tuple(0, "");
+            return nb::make_tuple(m.get().strangers(), m.get().last_stranger());
           },
           "Connections so far that proved nothing, and what is to be said of the last.")
       .def(

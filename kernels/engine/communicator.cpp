@@ -512,7 +512,8 @@ bool Communicator::step() {
     }
     executor_.begin(*current_);
     const Plan& plan = current_->prepared->plan;
-    current_->timed = plan.chunk >= StoreChoice::kLeastChunk && plan.blocks >= StoreChoice::kLeastBlocks;
+    current_->timed = plan.chunk >= StoreChoice::kLeastChunk && plan.blocks >= StoreChoice::kLeastBlocks &&
+                      !(mesh_ && mesh_->has_sockets());  // a socket reads what was stored, at once
     current_->far = current_->timed && store_choice_.far(plan.blocks);
     current_->worked_ns = 0;
     for (uint32_t p = 0; p < options_.size; p++) {

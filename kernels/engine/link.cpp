@@ -21,7 +21,9 @@ namespace {
 
 constexpr size_t kFramesAtOnce = 32;
 // Of arrived bytes that one look takes in, so that records are opened while they are still in the cache.
-constexpr size_t kReceiveAtOnce = 256 << 10;
+constexpr size_t kReceiveAtOnce = 128 << 10;
+// Of sealed bytes that wait to be sent together, for the same reason.
+constexpr size_t kSendAtOnce = 128 << 10;
 // While a record longer than this arrives, no more is read behind it than the next header: so the next long record
 // goes straight into its slot, too. Behind a shorter one, whatever there is.
 constexpr size_t kLong = 4096;
@@ -30,28 +32,36 @@ constexpr uint32_t kSilenceMs = 1900;
 
 }  // namespace
 
-Slots::Slots(LaneShape shape) : shape_(shape), stride_((size_t{shape.bytes} + 63) / 64 * 64) {}
-
 Slots::~Slots() { std::free(base_); }
 
-uint8_t* Slots::at(uint64_t position) {
+uint8_t* Slots::take() {
   if (!base_) {
-    base_ = static_cast<uint8_t*>(std::aligned_alloc(64, stride_ * shape_.depth));
+    const size_t stride = (size_t{shape_.bytes} + 63) / 64 * 64;
+    base_ = static_cast<uint8_t*>(std::aligned_alloc(64, stride * shape_.depth));
     if (!base_) throw std::bad_alloc();
+    for (size_t i = shape_.depth; i-- > 0;) free_.push_back(base_ + i * stride);
   }
-  return base_ + position % shape_.depth * stride_;
+  uint8_t* slot = free_.back();
+  free_.pop_back();
+  return slot;
 }
 
 Link::Link(uint32_t peer, Descriptor socket, const LaneShapes& shapes)
     : peer_(peer), socket_(std::move(socket)), shapes_(shapes) {
   for (size_t i = 0; i < kLaneKinds; i++) {
     in_[i].slots = std::make_unique<Slots>(shapes_[i]);
-    in_[i].lengths.resize(shapes_[i].depth);
+    in_[i].records.resize(shapes_[i].depth);
   }
 }
 
-uint32_t Link::length(LaneKind lane, uint64_t position) const {
-  return in_[index(lane)].lengths[position % shapes_[index(lane)].depth];
+const Link::Received& Link::record(LaneKind lane, uint64_t position) const {
+  return in_[index(lane)].records[position % shapes_[index(lane)].depth];
+}
+
+void Link::give_back(LaneKind lane) {
+  Inbound& in = in_[index(lane)];
+  in.slots->give_back(record(lane, in.released).slot);
+  in.released++;
 }
 
 Link::Frame Link::frame(FrameKind kind, size_t lane, uint64_t number, const uint8_t* record, uint32_t bytes) {
@@ -69,8 +79,14 @@ Link::Frame Link::frame(FrameKind kind, size_t lane, uint64_t number, const uint
 
 void Link::send(LaneKind lane, const uint8_t* record, uint32_t bytes) {
   Outbound& out = out_[index(lane)];
-  if (!deaf_ && !shut_) queue_.push_back(frame(FrameKind::record, index(lane), out.queued, record, bytes));
-  out.queued++;
+  const uint64_t number = out.queued++;
+  if (deaf_ || shut_) {
+    out.sent++;
+    return;
+  }
+  queue_.push_back(frame(FrameKind::record, index(lane), number, record, bytes));
+  queued_ += bytes;
+  if (queued_ >= kSendAtOnce) flush();
 }
 
 // Credit goes back in batches, with whatever else is sent, and at once when the peer may be waiting for it.
@@ -81,8 +97,14 @@ void Link::queue_credit(bool anyway) {
     if (!due) continue;
     if (!anyway && due < (depth + 3) / 4 && in.received - in.granted < depth) continue;
     in.granted = in.released;
-    // Ahead of what is queued, but not in the middle of a frame.
-    queue_.insert(queue_.begin() + (head_sent_ ? 1 : 0), frame(FrameKind::credit, i, in.granted, nullptr, 0));
+    // Ahead of what is queued, but not in the middle of a frame, and in place of an earlier one that has not left yet.
+    auto at = queue_.begin() + (head_sent_ ? 1 : 0);
+    while (at != queue_.end() && !at->is_record && at->lane != i) ++at;
+    const Frame credit = frame(FrameKind::credit, i, in.granted, nullptr, 0);
+    if (at != queue_.end() && !at->is_record)
+      *at = credit;
+    else
+      queue_.insert(at, credit);
   }
 }
 
@@ -110,7 +132,8 @@ bool Link::flush() {
       // The peer takes nothing any more. What it sent before may still be read; then receive() finds the end.
       deaf_ = true;
       queue_.clear();
-      head_sent_ = 0;
+      queued_ = head_sent_ = 0;
+      for (Outbound& out : out_) out.sent = out.queued;
       return true;
     }
     sent(static_cast<size_t>(n));
@@ -126,6 +149,7 @@ void Link::sent(size_t bytes) {
     if (head_sent_ < kHeaderBytes + f.bytes) return;
     head_sent_ -= kHeaderBytes + f.bytes;
     if (f.is_record) out_[f.lane].sent++;
+    queued_ -= f.bytes;
     queue_.pop_front();
   }
 }
@@ -198,10 +222,11 @@ bool Link::begin_frame(const uint8_t header[kHeaderBytes]) {
   if (kind != static_cast<uint8_t>(FrameKind::record) || number != static_cast<uint32_t>(in.received) ||
       bytes < kTagBytes || bytes > shapes_[lane].bytes || in.received - in.granted >= shapes_[lane].depth)
     return false;
-  record_at_ = in.slots->at(in.received);
+  Received& record = in.records[in.received % shapes_[lane].depth];
+  record = {in.slots->take(), bytes};
+  record_at_ = record.slot;
   record_left_ = bytes;
   record_lane_ = lane;
-  in.lengths[in.received % shapes_[lane].depth] = bytes;
   return true;
 }
 
@@ -251,22 +276,30 @@ uint8_t* LinkLaneWriter::acquire() {
   }
   for (const Link* link : links_) violated_ |= link->violated();
   if (violated_ || position_ >= free_until_) return nullptr;
-  if (local_ && !(local_slot_ = local_->acquire())) {
+  if (local_ && !(next_.local = local_->acquire())) {
     violated_ = local_->violated();
     return nullptr;
   }
-  return slots_.at(position_);
+  if (!next_.slot) {
+    uint64_t sent = position_;
+    for (const Link* link : links_) sent = std::min(sent, link->sent(lane_));
+    for (; sent_ < sent; sent_++) slots_.give_back(records_[sent_ % depth].slot);
+    next_.slot = slots_.take();
+  }
+  return next_.slot;
 }
 
 void LinkLaneWriter::reserve(uint32_t bytes) {
-  records_[position_ % records_.size()] = {bytes, local_slot_};
+  next_.bytes = bytes;
+  records_[position_ % records_.size()] = next_;
+  next_ = Record{};
   if (local_) local_->reserve(bytes);
   position_++;
 }
 
 void LinkLaneWriter::publish() {
   const Record& record = records_[published_ % records_.size()];
-  const uint8_t* sealed = slots_.at(published_);
+  const uint8_t* sealed = record.slot;
   published_++;
   if (local_) {
     std::memcpy(record.local, sealed, record.bytes);
@@ -287,11 +320,12 @@ void LinkLaneWriter::laggards(std::vector<uint32_t>& ranks) const {
 
 const uint8_t* LinkLaneReader::peek(uint32_t bytes) {
   if (position_ == link_->received(lane_)) return nullptr;
-  if (link_->length(lane_, position_) != bytes) {
-    link_->violate();
+  const Link::Received& record = link_->record(lane_, position_);
+  if (record.bytes != bytes) {
+    violated_ = true;
     return nullptr;
   }
-  return link_->slot(lane_, position_);
+  return record.slot;
 }
 
 }  // namespace securecoll

@@ -36,20 +36,23 @@ struct LaneShape {
 };
 using LaneShapes = std::array<LaneShape, kLaneKinds>;
 
-// A lane's slots in private memory, taken when the lane is first used.
+// A lane's slots in private memory, reserved when the lane is first used. The one that was given back last is taken
+// next: it is still in the cache, and what is never needed is never touched.
 class Slots {
  public:
-  explicit Slots(LaneShape shape);
+  explicit Slots(LaneShape shape) : shape_(shape) {}
   ~Slots();
   Slots(const Slots&) = delete;
   Slots& operator=(const Slots&) = delete;
-  uint8_t* at(uint64_t position);
+  // There is one: no more than the lane's depth are out.
+  uint8_t* take();
+  void give_back(uint8_t* slot) { free_.push_back(slot); }
   const LaneShape& shape() const { return shape_; }
 
  private:
   LaneShape shape_;
-  size_t stride_;
   uint8_t* base_ = nullptr;
+  std::vector<uint8_t*> free_;
 };
 
 class Link {
@@ -75,15 +78,19 @@ class Link {
   // then may the socket be closed, for closing it on unread data would take back what is still under way.
   bool leave();
 
-  // For the lanes' ends. A record's slot stays as it is until the peer gave it back.
+  // For the lanes' ends. A record stays where it is until it was sent.
   void send(LaneKind lane, const uint8_t* record, uint32_t bytes);
+  uint64_t sent(LaneKind lane) const { return out_[index(lane)].sent; }
   uint64_t returned(LaneKind lane) const { return out_[index(lane)].returned; }
   // How many records have come; the slot and length of one that is not given back.
   uint64_t received(LaneKind lane) const { return in_[index(lane)].received; }
-  const uint8_t* slot(LaneKind lane, uint64_t position) { return in_[index(lane)].slots->at(position); }
-  uint32_t length(LaneKind lane, uint64_t position) const;
-  void give_back(LaneKind lane) { in_[index(lane)].released++; }
-  void violate() { violated_ = true; }
+  struct Received {
+    uint8_t* slot = nullptr;
+    uint32_t bytes = 0;
+  };
+  const Received& record(LaneKind lane, uint64_t position) const;
+  // The oldest one.
+  void give_back(LaneKind lane);
 
  private:
   static constexpr size_t kHeaderBytes = 12;
@@ -95,7 +102,7 @@ class Link {
   };
   struct Inbound {
     std::unique_ptr<Slots> slots;
-    std::vector<uint32_t> lengths;
+    std::vector<Received> records;  // by number, modulo the depth
     uint64_t received = 0, released = 0, granted = 0;
   };
   struct Frame {
@@ -121,6 +128,7 @@ class Link {
   std::array<Inbound, kLaneKinds> in_;
 
   std::deque<Frame> queue_;
+  size_t queued_ = 0;     // bytes of records
   size_t head_sent_ = 0;  // bytes of the first frame that are on their way
   bool deaf_ = false;     // the peer takes nothing any more
   bool ended_ = false, violated_ = false, shut_ = false;
@@ -146,6 +154,7 @@ class LinkLaneWriter final : public LaneWriter {
 
  private:
   struct Record {
+    uint8_t* slot = nullptr;
     uint32_t bytes = 0;
     uint8_t* local = nullptr;
   };
@@ -154,8 +163,8 @@ class LinkLaneWriter final : public LaneWriter {
   std::vector<Link*> links_;
   std::unique_ptr<LaneWriter> local_;
   std::vector<Record> records_;
-  uint8_t* local_slot_ = nullptr;
-  uint64_t position_ = 0, published_ = 0, free_until_;
+  Record next_;  // acquired, and not yet reserved
+  uint64_t position_ = 0, published_ = 0, sent_ = 0, free_until_;
   bool violated_ = false;
 };
 
@@ -165,13 +174,14 @@ class LinkLaneReader final : public LaneReader {
   const uint8_t* peek(uint32_t bytes) override;
   void take() override { position_++; }
   void release() override { link_->give_back(lane_); }
-  bool violated() const override { return link_->violated(); }
+  bool violated() const override { return violated_ || link_->violated(); }
   uint32_t writer() const override { return link_->peer(); }
 
  private:
   const LaneKind lane_;
   Link* link_;
   uint64_t position_ = 0;
+  bool violated_ = false;  // this lane alone: peers that made different calls still have to tell each other
 };
 
 }  // namespace securecoll

@@ -15,6 +15,10 @@
 namespace securecoll {
 namespace {
 
+// A socket's lanes are deeper than those in shared memory, and than plans ask for: the way is longer, a rank that is held
+// up holds others up less, and slots that are not needed are not touched.
+constexpr uint64_t kDeeper = 4;
+
 // With so few links each is asked for news; with more, the kernel is asked which have any.
 constexpr size_t kFewLinks = 2;
 
@@ -23,8 +27,8 @@ LaneShapes lane_shapes(const SegmentShape& shape) {
   const auto set = [&](LaneKind kind, uint64_t payload, uint64_t depth) {
     shapes[static_cast<size_t>(kind)] = {static_cast<uint32_t>(payload + kTagBytes), static_cast<uint32_t>(depth)};
   };
-  set(LaneKind::data, shape.slot_bytes, shape.depth);
-  set(LaneKind::all, shape.slot_bytes, shape.depth);
+  set(LaneKind::data, shape.slot_bytes, kDeeper * shape.depth);
+  set(LaneKind::all, shape.slot_bytes, kDeeper * shape.depth);
   set(LaneKind::control, kControlBytes, SegmentShape::kControlDepth);
   return shapes;
 }
@@ -113,6 +117,8 @@ bool Mesh::meet(int64_t until) {
     links_.push_back({std::make_unique<Link>(peer, meeting_->take(peer), lane_shapes_)});
     link_of_[peer] = links_.back().link.get();
   }
+  strangers_ = meeting_->strangers();
+  last_stranger_ = meeting_->last_stranger();
   meeting_.reset();
   if (links_.empty()) return true;
   epoll_ = Descriptor(epoll_create1(EPOLL_CLOEXEC));

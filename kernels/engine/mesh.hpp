@@ -41,7 +41,9 @@ class Mesh {
   bool meet(int64_t until);
   // Who was not, and why.
   std::string missing() const;
-  const Meeting* meeting() const { return meeting_.get(); }
+  // Connections to this rank so far that proved nothing, and what is to be said of the last.
+  uint64_t strangers() const { return meeting_ ? meeting_->strangers() : strangers_; }
+  const std::string& last_stranger() const { return meeting_ ? meeting_->last_stranger() : last_stranger_; }
 
   uint32_t rank() const { return rank_; }
   bool is_shared(uint32_t peer) const { return shared_[peer]; }
@@ -97,6 +99,8 @@ class Mesh {
   std::vector<std::string> why_not_;
   std::vector<std::vector<Address>> listening_;  // by rank
   std::unique_ptr<Meeting> meeting_;
+  uint64_t strangers_ = 0;
+  std::string last_stranger_;
   std::vector<Watched> links_;
   std::vector<Link*> link_of_;  // by rank
   Descriptor epoll_;

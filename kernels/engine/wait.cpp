@@ -35,7 +35,7 @@ timespec timespec_of(int64_t ns) {
 
 constexpr int64_t kShortestNs = 50'000;
 constexpr uint32_t kSpins = 400, kSpinsCrowded = 20;
-constexpr uint32_t kYields = 2000, kYieldsCrowded = 40;
+constexpr uint32_t kYields = 2000, kYieldsCrowded = 40, kYieldsSockets = 8;
 
 }  // namespace
 
@@ -58,7 +58,9 @@ void sleep_briefly() {
 
 bool Backoff::pause() {
   const uint32_t spins = crowded_ ? kSpinsCrowded : kSpins;
-  const uint32_t yields = crowded_ ? kYieldsCrowded : kYields;
+  // Who sleeps on a socket is woken by the kernel as soon as there is something, and runs before those that never
+  // slept; who yields waits for a turn.
+  const uint32_t yields = alarm_.sockets >= 0 ? kYieldsSockets : crowded_ ? kYieldsCrowded : kYields;
   turns_++;
   if (turns_ <= spins) {
     for (int i = 0; i < 4; i++) relax();
