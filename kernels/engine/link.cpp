@@ -21,9 +21,9 @@ namespace {
 
 constexpr size_t kFramesAtOnce = 32;
 // Of arrived bytes that one look takes in, so that records are opened while they are still in the cache.
-constexpr size_t kReceiveAtOnce = 128 << 10;
+constexpr size_t kReceiveAtOnce = 256 << 10;
 // Of sealed bytes that wait to be sent together, for the same reason.
-constexpr size_t kSendAtOnce = 128 << 10;
+constexpr size_t kSendAtOnce = 256 << 10;
 // While a record longer than this arrives, no more is read behind it than the next header: so the next long record
 // goes straight into its slot, too. Behind a shorter one, whatever there is.
 constexpr size_t kLong = 4096;

@@ -52,6 +52,12 @@ bool send_all(int socket, const uint8_t* data, size_t bytes) {
   return send(socket, data, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) == static_cast<ssize_t>(bytes);
 }
 
+std::string listed(const std::vector<Address>& addresses) {
+  std::string text;
+  for (const Address& a : addresses) text += (text.empty() ? "" : " and ") + a.text();
+  return text.empty() ? "nothing" : text;
+}
+
 std::string reason() { return std::strerror(errno); }
 
 }  // namespace
@@ -77,7 +83,11 @@ void Meeting::expect(uint32_t peer, std::vector<Address> addresses, Secret tx, S
   for (const Address& a : addresses)
     if (std::any_of(addresses_.begin(), addresses_.end(), [&](const Address& o) { return o.family() == a.family(); }))
       p.addresses.push_back(a);
-  if (p.addresses.empty()) p.trouble = "it listens on no address of a family that this rank has";
+  if (p.addresses.empty())
+    throw EngineError(ErrorKind::handshake,
+                      "rank " + std::to_string(rank_) + " listens on " + listed(addresses_) + ", rank " +
+                          std::to_string(peer) + " on " + listed(addresses) +
+                          ": they share no memory, and no family of addresses; SECURECOLL_IFNAME names the interface");
   p.tx = std::move(tx);
   p.rx = std::move(rx);
   peers_.push_back(std::move(p));
@@ -213,7 +223,6 @@ void Meeting::retry(Peer& peer, const std::string& trouble) {
 
 Meeting::Step Meeting::step(Peer& peer) {
   const int64_t now = now_ns();
-  if (peer.addresses.empty()) return Step::failed;
   const auto where = [&] { return peer.addresses[(peer.attempts - 1) % peer.addresses.size()].text(); };
   if (peer.stage == Peer::Stage::idle) {
     if (now < peer.at) return Step::waits;

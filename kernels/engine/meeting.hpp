@@ -29,7 +29,8 @@ class Meeting {
   // Where it listens.
   const std::vector<Address>& addresses() const { return addresses_; }
 
-  // A rank to meet: where it listens, and the roots "conn" of the two directions.
+  // A rank to meet: where it listens, and the roots "conn" of the two directions. Throws EngineError: handshake, when
+  // the two have no family of addresses in common.
   void expect(uint32_t peer, std::vector<Address> addresses, Secret tx, Secret rx);
 
   // Makes progress until everyone was met or `until` (ns, monotonic) has passed. Whether everyone was.
