@@ -163,6 +163,7 @@ class Communicator:
         )
         psk = _key_source(key).psk() if parent is None else parent._child_key(params)
         mesh = None if exchange is None or size == 1 else _mesh(exchange, shape)
+        session: handshake.Session | None = None
         try:
             session = handshake.establish(
                 params,
@@ -192,6 +193,8 @@ class Communicator:
                 kernels,
             )
         except BaseException:
+            if session is not None:
+                session.erase()
             if mesh is not None:
                 mesh.close()
             raise

@@ -25,7 +25,7 @@ def choose(name: str | None, meeting: str | None) -> Interface | None:
     """The interface to listen on; None where this host has none that is up.
 
     ``name`` decides if given. Else ``meeting``, the host through which the ranks find each other: the interface that
-    leads there. Else the one of the default route. Else loopback.
+    leads there. Else the one of the default route. Else the first that is up. Else loopback.
 
     Raises :class:`ConfigError` for a name that no interface has.
     """
@@ -44,8 +44,8 @@ def choose(name: str | None, meeting: str | None) -> Interface | None:
             found = next((n for n, address, _ in known if address == local), None)
             if found is not None:
                 return _of(found, known, local)
-    loopback = next((n for n, _, is_loopback in known if is_loopback), None)
-    return None if loopback is None else _of(loopback, known)
+    last = sorted(known, key=lambda entry: entry[2])  # loopback where there is nothing else
+    return _of(last[0][0], known) if last else None
 
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
