@@ -41,7 +41,7 @@ _STRANGERS_SECONDS = 5.0
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
-_ALGORITHMS = ("", "one_shot", "direct", "ring")
+_ALGORITHMS = ("", "one_shot", "direct", "ring", "tree", "recursive_doubling", "hierarchical")
 """By the number that the engine's plan cache knows them by; 0 leaves the choice to the tuner."""
 
 _uses: dict[tuple[bytes, bytes, tuple[int, ...]], int] = {}

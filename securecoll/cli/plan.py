@@ -1,4 +1,5 @@
-"""``securecoll plan``: what one rank does for a collective, what was proven of it, and a picture."""
+"""``securecoll plan``: what one rank does for a collective, what was proven of it, and a picture; and what plans cost
+on many hosts."""
 
 from __future__ import annotations
 
@@ -13,11 +14,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from securecoll import plan as plans
+from securecoll.cli import survey
+from securecoll.cli.fabric import Fabric, FabricType
 from securecoll.cli.units import Size, sized
 from securecoll.codes import Collective
-from securecoll.plan import picture, tuner
+from securecoll.plan import Topology, picture, tuner
 from securecoll.plan.check import Proof, check
-from securecoll.plan.cost import estimate, simulate
+from securecoll.plan.cost import simulate
+from securecoll.plan.estimate import estimate
 from securecoll.plan.ir import INPUT, Block, Plan, Record, Step, StepOp, Stream, records
 from securecoll.plan.traffic import traffic
 
@@ -43,15 +47,45 @@ class Shown:
     sealed: tuple[int, ...]
     """Bytes that each rank seals in the call asked for: what the proof held the plans to."""
     opened: tuple[int, ...]
+    carried: tuple[int, ...]
+    """To other hosts."""
     predicted_seconds: float
 
 
-def plans_of(collective: Collective, size: int, nbytes: int, choice: tuner.Choice, root: int) -> tuple[Plan, ...]:
-    """The plans of all ranks."""
-    return tuple(
-        plans.plan(collective, rank, size, nbytes=nbytes, itemsize=1, root=root, **choice._asdict())
-        for rank in range(size)
-    )
+@dataclass(frozen=True)
+class Asked:
+    """A call as it was asked for."""
+
+    collective: Collective
+    topology: Topology
+    choice: tuner.Choice
+    root: int
+
+    def plans(self, nbytes: int) -> tuple[Plan, ...]:
+        """The plans of all ranks."""
+        size = len(self.topology)
+        return tuple(
+            plans.plan(
+                self.collective,
+                rank,
+                size,
+                nbytes=nbytes,
+                itemsize=1,
+                root=self.root,
+                topology=self.topology,
+                **self.choice._asdict(),
+            )
+            for rank in range(size)
+        )
+
+    def reduced(self, nbytes: int, most: int) -> tuple[int, tuple[Plan, ...]]:
+        """The same call with at most ``most`` chunks, or as few as there are steps: its bytes halved until it has."""
+        made = self.plans(nbytes)
+        least = sum(len(plan.steps) for plan in made)
+        while chunks_of(made) > max(most, least):
+            nbytes //= 2
+            made = self.plans(nbytes)
+        return nbytes, made
 
 
 def chunks_of(ranks: Sequence[Plan]) -> int:
@@ -59,31 +93,19 @@ def chunks_of(ranks: Sequence[Plan]) -> int:
     return sum(records(step.length, plan.chunk) for plan in ranks for step in plan.steps)
 
 
-def reduced(
-    collective: Collective, size: int, nbytes: int, choice: tuner.Choice, root: int, most: int
-) -> tuple[int, tuple[Plan, ...]]:
-    """The same call with at most ``most`` chunks, or as few as there are steps: its bytes halved until it has."""
-    made = plans_of(collective, size, nbytes, choice, root)
-    least = sum(len(plan.steps) for plan in made)
-    while chunks_of(made) > max(most, least):
-        nbytes //= 2
-        made = plans_of(collective, size, nbytes, choice, root)
-    return nbytes, made
-
-
-def prove(collective: Collective, size: int, nbytes: int, choice: tuner.Choice, root: int) -> Shown:
+def prove(asked: Asked, nbytes: int) -> Shown:
     """Plans of a call, proven and priced."""
-    proven_bytes, proven = reduced(collective, size, nbytes, choice, root, MOST_PROVEN)
+    proven_bytes, proven = asked.reduced(nbytes, MOST_PROVEN)
     proof = check(proven, tuner.DEPTH)
     if proven_bytes == nbytes:
         seconds = simulate(proven, tuner.HOST, tuner.DEPTH).seconds
     else:
-        name, chunk, wave = choice
-        seconds = estimate(collective, name, size, nbytes, chunk, wave, tuner.HOST)
-    made = plans_of(collective, size, nbytes, choice, root)
+        name, chunk, wave = asked.choice
+        seconds = estimate(asked.collective, name, asked.topology, nbytes, chunk, wave, tuner.HOST)
+    made = asked.plans(nbytes)
     moved = [traffic(plan.call, plan.algorithm) for plan in made if plan.call is not None]
-    sealed, opened = zip(*moved, strict=True)
-    return Shown(made, proof, proven_bytes, sealed, opened, seconds)
+    sealed, opened, carried = zip(*moved, strict=True)
+    return Shown(made, proof, proven_bytes, sealed, opened, carried, seconds)
 
 
 def offset(count: int) -> str:
@@ -148,14 +170,16 @@ def summary(shown: Shown, nbytes: int) -> list[str]:
     plan, proof = shown.plans[0], shown.proof
     at = "" if shown.proven_bytes == nbytes else f" at {sized(shown.proven_bytes)} (more only repeats)"
     rates = tuner.HOST
+    carries = f", and carries {span(shown.carried)} to other hosts" if any(shown.carried) else ""
+    link = f", and links of {rates.network.link / 1e9:g} GB/s" if any(shown.carried) else ""
     seconds = f"{shown.predicted_seconds * 1e3:.3f} ms"
     return [
         f"{plan.collective.name.lower()} of {sized(nbytes)} among {plan.size} ranks, {plan.algorithm}: "
         f"chunks of {sized(plan.chunk)} in waves of {plan.wave}, lanes of {proof.depth} slots",
         f"proven{at}: computes the collective, in place or not; no deadlock; no nonce twice; {proof.chunks} chunks",
-        f"each rank seals {span(shown.sealed)} and opens {span(shown.opened)}",
+        f"each rank seals {span(shown.sealed)} and opens {span(shown.opened)}{carries}",
         f"predicted: {seconds}, with a core for each rank that seals {rates.seal / 1e9:g} and opens "
-        f"{rates.open / 1e9:g} GB/s",
+        f"{rates.open / 1e9:g} GB/s{link}",
     ]
 
 
@@ -177,6 +201,7 @@ def to_json(shown: Shown, rank: int, nbytes: int) -> str:
             "proof": {**asdict(shown.proof), "collective": plan.collective.name.lower(), "bytes": shown.proven_bytes},
             "sealed_bytes": shown.sealed,
             "opened_bytes": shown.opened,
+            "carried_bytes": shown.carried,
             "predicted_seconds": shown.predicted_seconds,
         },
         indent=2,
@@ -184,8 +209,15 @@ def to_json(shown: Shown, rank: int, nbytes: int) -> str:
 
 
 @click.command()
-@click.argument("collective", type=click.Choice(list(NAMES), case_sensitive=False))
-@click.option("--ranks", type=click.IntRange(1, 64), required=True, help="Ranks in the group, at most 64.")
+@click.argument("collective", type=click.Choice(list(NAMES), case_sensitive=False), required=False)
+@click.option("--ranks", type=click.IntRange(1, 64), help="Ranks in the group, at most 64.")
+@click.option("--hosts", type=click.IntRange(1, 64), default=1, show_default=True, help="Hosts that share the ranks.")
+@click.option(
+    "--topology",
+    type=FabricType(),
+    help="Instead of --ranks and --hosts: hosts=512,gpus=8,net=50GB/s prices all algorithms of the collective, or the "
+    "default ones of all collectives, on groups of any size.",
+)
 @click.option(
     "--bytes",
     "nbytes",
@@ -194,17 +226,23 @@ def to_json(shown: Shown, rank: int, nbytes: int) -> str:
     show_default=True,
     help="Of the buffer; of one rank's part where a buffer holds a part for each.",
 )
-@click.option("--algorithm", help="one_shot, direct or ring. [default: the tuner's choice]")
+@click.option("--algorithm", help="One that the collective has. [default: the tuner's choice]")
 @click.option("--chunk", type=Size(), help="Bytes that a record carries at most. [default: the tuner's choice]")
 @click.option("--root", type=click.IntRange(min=0), default=0, show_default=True, help="Root, where there is one.")
 @click.option(
     "--rank", type=click.IntRange(min=0), default=0, show_default=True, help="The rank whose steps are shown."
 )
-@click.option("--svg", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture of all ranks.")
+@click.option(
+    "--svg",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write a picture: of all ranks, or with --topology of cost over the number of ranks.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def plan(
-    collective: str,
-    ranks: int,
+    collective: str | None,
+    ranks: int | None,
+    hosts: int,
+    topology: Fabric | None,
     nbytes: int,
     algorithm: str | None,
     chunk: int | None,
@@ -214,17 +252,30 @@ def plan(
     as_json: bool,
 ) -> None:
     """Show the plan of a COLLECTIVE: a rank's steps, what was proven, and what it costs."""
-    kind = NAMES[collective.lower()]
+    kind = None if collective is None else NAMES[collective.lower()]
+    if topology is not None:
+        if ranks is not None or hosts > 1 or chunk is not None or root or rank:
+            raise click.UsageError("--topology goes with --bytes, --algorithm, --svg and --json only")
+        price(topology, kind, nbytes, algorithm, svg, as_json)
+        return
+    if kind is None:
+        raise click.UsageError("Missing argument 'COLLECTIVE'; only --topology does without")
+    if ranks is None:
+        raise click.UsageError("Missing option '--ranks', or '--topology'")
     if rank >= ranks:
         raise click.UsageError(f"--rank {rank} is not one of {ranks} ranks")
+    if hosts > ranks:
+        raise click.UsageError(f"--hosts {hosts} are more than {ranks} ranks")
     if kind is Collective.BARRIER:
         nbytes = 0
     try:
-        choice = tuner.choose(kind, ranks, nbytes, algorithm=algorithm, max_chunk=chunk)
+        placed = Topology.of(each * hosts // ranks for each in range(ranks))
+        choice = tuner.choose(kind, ranks, nbytes, algorithm=algorithm, max_chunk=chunk, topology=placed)
         if chunk is not None:
             choice = choice._replace(chunk=chunk)
-        shown = prove(kind, ranks, nbytes, choice, root)
-        drawn_bytes, drawn = reduced(kind, ranks, nbytes, choice, root, MOST_DRAWN)
+        asked = Asked(kind, placed, choice, root)
+        shown = prove(asked, nbytes)
+        drawn_bytes, drawn = asked.reduced(nbytes, MOST_DRAWN)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     written_at = ""
@@ -245,3 +296,23 @@ def plan(
     console.print(table)
     for line in ["", *summary(shown, nbytes), *([written_at] if written_at else [])]:
         click.echo(line)
+
+
+def price(
+    fabric: Fabric, kind: Collective | None, nbytes: int, algorithm: str | None, svg: Path | None, as_json: bool
+) -> None:
+    """Prints the survey of a fabric, and draws cost over the number of ranks: of an all_reduce if none is named."""
+    if kind is None and algorithm is not None:
+        raise click.UsageError("--algorithm needs a COLLECTIVE")
+    try:
+        found = survey.survey(fabric, kind, nbytes, algorithm)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    if svg is not None:
+        try:
+            survey.draw(svg, fabric, kind or Collective.ALL_REDUCE, nbytes)
+        except OSError as error:
+            raise click.ClickException(f"cannot write {svg}: {error.strerror}") from None
+    click.echo(survey.to_json(found) if as_json else survey.text(found))
+    if svg is not None and not as_json:
+        click.echo(f"picture: {svg}")

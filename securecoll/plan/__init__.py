@@ -1,8 +1,9 @@
 """Plans: algorithms as data.
 
-:func:`plan` builds what one rank does for one collective; :mod:`securecoll.plan.check` proves the plans of all ranks
-together, :mod:`securecoll.plan.cost` prices them, :mod:`securecoll.plan.tuner` picks an algorithm and a chunk, and
-:mod:`securecoll.plan.picture` draws them.
+:func:`plan` builds what one rank does for one collective, on a :class:`~securecoll.plan.topology.Topology`;
+:mod:`securecoll.plan.check` proves the plans of all ranks together, :mod:`securecoll.plan.cost` and
+:mod:`securecoll.plan.estimate` price them, :mod:`securecoll.plan.tuner` picks an algorithm and a chunk,
+:mod:`securecoll.plan.peers` tells whom they meet, and :mod:`securecoll.plan.picture` draws them.
 """
 
 from __future__ import annotations
@@ -12,22 +13,29 @@ from collections.abc import Sequence
 from struct import pack
 
 from securecoll.codes import Collective
-from securecoll.plan import direct, one_shot, ring
+from securecoll.plan import direct, hierarchical, one_shot, recursive_doubling, ring, tree
 from securecoll.plan.call import ALIGNMENT, PARTED, REDUCTIONS, ROOTED, Call
 from securecoll.plan.ir import INPUT, OUTPUT, Block, Generator, Plan, Step, StepOp, encode
+from securecoll.plan.topology import Topology
 
-__all__ = ["ALGORITHMS", "MAX_RECORDS", "VERSION", "Plan", "encode", "plan"]
+__all__ = ["ALGORITHMS", "MAX_RECORDS", "VERSION", "Plan", "Topology", "encode", "plan"]
 
-VERSION = 1
+VERSION = 2
 """Of the generators. Raise it with any change to what they generate: ranks with different versions must not meet."""
 
 MAX_RECORDS = 1 << 24
 """Records that a stream may have in one collective: a nonce has 24 bits for them."""
 
+_CROWDED = frozenset({Collective.ALL_REDUCE, Collective.REDUCE_SCATTER, Collective.ALL_GATHER})
+"""Where slices of several ranks of a host share the lanes of a ring of hosts."""
+
 _GENERATORS: dict[str, dict[Collective, Generator]] = {
     "one_shot": one_shot.GENERATORS,
     "direct": direct.GENERATORS,
     "ring": ring.GENERATORS,
+    "tree": tree.GENERATORS,
+    "recursive_doubling": recursive_doubling.GENERATORS,
+    "hierarchical": hierarchical.GENERATORS,
 }
 
 ALGORITHMS: dict[Collective, tuple[str, ...]] = {
@@ -50,6 +58,7 @@ def plan(
     chunk: int,
     wave: int,
     algorithm: str,
+    topology: Topology | None = None,
 ) -> Plan:
     """What ``rank`` does for this call.
 
@@ -64,8 +73,10 @@ def plan(
         send: Bytes to each peer of an uneven all_to_all.
         recv: Bytes from each peer of an uneven all_to_all.
         chunk: Bytes a record carries at most, a multiple of 64.
-        wave: Chunks in a wave. Lanes need a slot more, or rings deadlock.
+        wave: Chunks in a wave. Lanes need a slot more, or rings deadlock. (The hierarchical algorithm makes waves of
+            fewer chunks where hosts are uneven, and keeps to that.)
         algorithm: One of ``ALGORITHMS[collective]``.
+        topology: The host of each rank; all on one where not given.
 
     Raises:
         ValueError: says which argument is wrong, what was expected and what was given.
@@ -77,6 +88,13 @@ def plan(
         raise ValueError(f"chunk must be a positive multiple of {ALIGNMENT} bytes, not {chunk}")
     if wave < 1:
         raise ValueError(f"wave must be at least 1, not {wave}")
+    if topology is None:
+        topology = Topology.single(max(size, 1))
+    if not serves(collective, algorithm, topology, wave):
+        raise ValueError(
+            f"hosts are too uneven for the hierarchical algorithm with waves of {wave}: it would need waves of "
+            f"{topology.crowding}; use ring"
+        )
     parts = None if counts is None else tuple(counts)
     if parts is not None and collective in PARTED and len(parts) == size and len({*parts}) == 1 and not nbytes:
         nbytes, parts = parts[0], None  # even parts are the same call however they were written down
@@ -84,6 +102,7 @@ def plan(
         collective,
         rank,
         size,
+        topology,
         nbytes,
         itemsize,
         root if collective in ROOTED else 0,
@@ -101,7 +120,7 @@ def plan(
         rank,
         size,
         chunk,
-        wave,
+        wave // _sharers(collective, algorithm, topology),
         tuple(steps),
         identity=_identity(call, algorithm, chunk, wave),
         call=call,
@@ -109,12 +128,25 @@ def plan(
     )
 
 
+def serves(collective: Collective, algorithm: str, topology: Topology, wave: int) -> bool:
+    """Whether an algorithm of a collective can run with waves of at most ``wave`` chunks."""
+    return wave >= _sharers(collective, algorithm, topology)
+
+
+def _sharers(collective: Collective, algorithm: str, topology: Topology) -> int:
+    """Steps of one turn of a ring of hosts that may share a lane.
+
+    A ring runs with a slot more than a turn has records in a wave, so these steps must share the wave's chunks.
+    """
+    return topology.crowding if algorithm == "hierarchical" and collective in _CROWDED else 1
+
+
 def _generator(call: Call, algorithm: str) -> Generator:
     if call.size == 1:
         return _alone
     # A rank that sends and receives nothing cannot tell whether an all_to_all is empty: its edges always have records.
-    if not call.total and call.collective is not Collective.ALL_TO_ALL:
-        return one_shot.nothing
+    if not call.total and call.collective not in (Collective.ALL_TO_ALL, Collective.BARRIER):
+        return one_shot.nothing if call.topology.is_single else hierarchical.barrier
     return _GENERATORS[algorithm][call.collective]
 
 
@@ -151,6 +183,7 @@ def _identity(call: Call, algorithm: str, chunk: int, wave: int) -> bytes:
         pack(f">{len(call.counts)}Q", *call.counts) if call.counts is not None else b"",
         pack(">I", call.itemsize),
         pack(">I", call.root),
+        b"" if call.topology.is_single else pack(f">{call.size}I", *call.topology.hosts),
         pack(">I", chunk),
         pack(">I", wave),
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from securecoll.codes import Collective
+from securecoll.plan.topology import Topology
 
 ALIGNMENT = 64
 """Slices of a buffer start at multiples of this many bytes: a cache line, and a multiple of every element size."""
@@ -31,11 +32,13 @@ class Call:
 
     ``counts``: each rank's part where parts are uneven, equal on all ranks; ``nbytes`` is 0 then.
     ``send``, ``recv``: an uneven all_to_all, this rank's bytes to and from each peer; ``nbytes`` is 0 then.
+    ``topology``: the host of each rank.
     """
 
     collective: Collective
     rank: int
     size: int
+    topology: Topology
     nbytes: int
     itemsize: int = 1
     root: int = 0
@@ -51,6 +54,8 @@ class Call:
         """
         if self.size < 1 or not 0 <= self.rank < self.size:
             raise ValueError(f"rank must be in [0, size) and size at least 1, not rank {self.rank} of {self.size}")
+        if len(self.topology) != self.size:
+            raise ValueError(f"the topology must have one host per rank, {self.size}, not {len(self.topology)}")
         if not 0 <= self.root < self.size:
             raise ValueError(f"root must be a rank in [0, {self.size}), not {self.root}")
         if self.itemsize < 1 or ALIGNMENT % self.itemsize:

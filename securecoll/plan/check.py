@@ -5,19 +5,20 @@ What is proven, each in its own section below:
 * *Form*: every step has the fields of its operation, stays inside its buffers, never writes INPUT, and uses lanes and
   streams that are its rank's to use.
 * *Lanes*: writer and readers of each lane agree, record for record, on order, stream, record number and length; every
-  record is read by all its readers.
+  record is read by all its readers. Those of a lane to all are the other ranks of the writer's host, and no others.
 * *Nonces*: no (stream, record) is sealed twice.
 * *Progress*: with lanes of ``depth`` slots the plans run to their end. By the contract of :mod:`securecoll.plan.ir`
   all conditions of a chunk name chunks that must be done, so the schedule is one directed graph: the plans can
   deadlock exactly when it has a cycle, whatever order the engine runs chunks in.
 * *Races*: any two accesses to the same bytes of which one writes are ordered by that graph without the edges that come
   from full lanes (a deeper lane must not undo a proof), with INPUT and OUTPUT distinct and with both the same memory.
+* *Witnesses*: whoever moves nothing, or deals with peers one by one, hears of all whom the call concerns.
 * *Values*: run over symbolic memory, with INPUT and OUTPUT distinct and with both the same memory, the plans compute
   the collective. A value names each contribution, where it was scaled and rounded, and the order of every addition, so
   "the same bits on every rank" is equality. All records hold the same values in both runs, so any mixture of ranks
   that run in place and ranks that do not is proven too.
-* *Traffic*: each rank seals and opens the bytes that :mod:`securecoll.plan.traffic` documents, and ``Plan.blocks`` is
-  what the busiest stream costs.
+* *Traffic*: each rank seals, opens and carries to other hosts the bytes that :mod:`securecoll.plan.traffic` documents,
+  and ``Plan.blocks`` is what the busiest stream costs.
 
 Values are kept per interval, not per byte, so the cost grows with the number of chunks, not with bytes.
 """
@@ -56,6 +57,8 @@ class Proof:
     """Payload bytes that each rank seals."""
     opened: tuple[int, ...]
     """Payload bytes that each rank opens."""
+    carried: tuple[int, ...]
+    """Payload bytes that each rank writes to lanes between hosts."""
     records_sealed: tuple[int, ...]
     records_opened: tuple[int, ...]
     blocks: int
@@ -74,9 +77,9 @@ def check(plans: Sequence[Plan], depth: int) -> Proof:
     for plan, call in zip(plans, calls, strict=True):
         _Form(plan, call).check()
     _nonces(plans)
-    _witnessed(plans, calls)
-    schedule = Schedule(plans, depth)
+    schedule = Schedule(plans, calls[0].topology, depth)
     order = schedule.order()
+    _witnessed(schedule, calls, order)
     _Races(schedule, calls, order).check()
     trees = _Trees(len(plans))
     distinct = _Execution(schedule, calls, trees, in_place=False)
@@ -115,6 +118,8 @@ def _calls(plans: Sequence[Plan]) -> list[Call]:
             mine, theirs = getattr(plan, name), getattr(common, name)
             if mine != theirs:
                 raise PlanError(f"{name} is {mine!r} on rank {rank} but {theirs!r} on rank 0")
+        if call.topology != first.topology:
+            raise PlanError(f"rank {rank} places ranks on other hosts than rank 0")
         for name in ("nbytes", "itemsize", "root", "counts"):
             mine, theirs = getattr(call, name), getattr(first, name)
             if mine != theirs and not (name == "nbytes" and call.collective is Collective.ALL_TO_ALL):
@@ -218,12 +223,15 @@ class _Form:
         return None
 
     def _lanes(self, step: Step, taken: list[Record]) -> str | None:
-        rank, size = self.plan.rank, self.plan.size
+        rank, size, topology = self.plan.rank, self.plan.size, self.call.topology
+        alone = len(topology.group(rank)) == 1
         for lane in step.lanes:
-            if not 0 <= lane <= size or lane == rank or size == 1:
+            if not 0 <= lane <= size or lane == rank or (lane == size and alone):
                 return f"writes to lane {lane}, which it does not have"
         for source in taken:
-            if not 0 <= source.lane < 2 * size or source.lane % size == rank:
+            peer = source.lane % size
+            afar = source.lane >= size and topology.crosses(peer, rank)
+            if not 0 <= source.lane < 2 * size or peer == rank or afar:
                 return f"reads from lane {source.lane}, which it does not have"
         if len(set(step.lanes)) < len(step.lanes) or len({source.lane for source in taken}) < len(taken):
             return "uses a lane twice"
@@ -264,30 +272,58 @@ def _nonces(plans: Sequence[Plan]) -> None:
                 )
 
 
-def _witnessed(plans: Sequence[Plan], calls: Sequence[Call]) -> None:
-    """Calls that move nothing still exchange records, so that a call that does not match is noticed."""
-    call = calls[0]
+# Witnesses
+
+
+def _witnessed(schedule: Schedule, calls: Sequence[Call], order: Sequence[int]) -> None:
+    """Calls that move nothing still exchange records, so that a call that does not match is noticed, and so that no
+    rank returns from a barrier before all have called.
+
+    A record vouches for its writer and, through ``after``, for whomever that had heard of when it sealed it.
+    """
+    call, size = calls[0], len(calls)
     nothing = call.collective is Collective.BARRIER or (
-        not call.total and call.collective is not Collective.ALL_TO_ALL and len(plans) > 1
+        not call.total and call.collective is not Collective.ALL_TO_ALL and size > 1
     )
-    if len(plans) == 1 or not (nothing or call.collective in _PAIRWISE):
+    if size == 1 or not (nothing or call.collective in _PAIRWISE):
         return
-    for plan in plans:
-        heard = {
-            source.stream.writer
-            for step in plan.steps
-            if step.op is not StepOp.FORWARD or step.block is not None
-            for source in step.sources
-            if isinstance(source, Record)
-        }
+    everyone = (1 << size) - 1
+    heard_of = _heard_of(schedule, order)
+    for rank in range(size):
         if nothing or call.collective is Collective.ALL_TO_ALL:
-            expected = set(range(len(plans))) - {plan.rank}
+            expected = everyone
         elif call.collective is Collective.SCATTER:
-            expected = {call.root} - {plan.rank}
+            expected = 1 << call.root
         else:
-            expected = set(range(len(plans))) - {plan.rank} if plan.rank == call.root else set()
-        if expected - heard:
-            raise PlanError(f"rank {plan.rank} opens no record of rank {min(expected - heard)}")
+            expected = everyone if rank == call.root else 0
+        missing = expected & ~(heard_of[rank] | 1 << rank)
+        if missing:
+            raise PlanError(f"rank {rank} opens no record of rank {(missing & -missing).bit_length() - 1}")
+
+
+def _heard_of(schedule: Schedule, order: Sequence[int]) -> list[int]:
+    """Of each rank, those that it has heard of in the end, one bit each."""
+    heard = [0] * schedule.size
+    vouched = [0] * schedule.size
+    """Of an event that writes a record: for whom that speaks."""
+    total = [0] * len(schedule.plans)
+    for event in order:
+        rank, index, chunk = schedule.owner[event]
+        step = schedule.plans[rank].steps[index]
+        known = 1 << rank
+        if chunk:
+            known |= heard[event - 1]
+        for earlier in schedule.awaited(event):
+            known |= heard[earlier]
+        arrived = 0
+        for write in schedule.origin[event].values():
+            arrived |= vouched[write]
+        if step.op is not StepOp.FORWARD or step.block is not None:
+            known |= arrived
+        heard[event] = known
+        vouched[event] = arrived if step.op is StepOp.FORWARD else known
+        total[rank] |= known
+    return total
 
 
 # Races
@@ -702,7 +738,7 @@ class _Result:
 
 
 def _traffic(plans: Sequence[Plan], calls: Sequence[Call], depth: int, chunks: int) -> Proof:
-    sealed, opened, records_sealed, records_opened = [], [], [], []
+    sealed, opened, carried, records_sealed, records_opened = [], [], [], [], []
     for plan, call in zip(plans, calls, strict=True):
         seals = [step.length for step in plan.steps if step.stream is not None]
         opens = [
@@ -716,11 +752,19 @@ def _traffic(plans: Sequence[Plan], calls: Sequence[Call], depth: int, chunks: i
         opened.append(sum(opens))
         records_sealed.append(sum(records(length, plan.chunk) for length in seals))
         records_opened.append(sum(records(length, plan.chunk) for length in opens))
+        carried.append(
+            sum(
+                step.length
+                for step in plan.steps
+                for lane in step.lanes
+                if lane < plan.size and call.topology.crosses(plan.rank, lane)
+            )
+        )
         documented = traffic(call, plan.algorithm)
-        if (sealed[-1], opened[-1]) != documented:
+        if (sealed[-1], opened[-1], carried[-1]) != documented:
             raise PlanError(
-                f"rank {plan.rank} seals {sealed[-1]} and opens {opened[-1]} bytes, "
-                f"but {documented[0]} and {documented[1]} are documented"
+                f"rank {plan.rank} seals {sealed[-1]}, opens {opened[-1]} and carries {carried[-1]} bytes, "
+                f"but {documented.sealed}, {documented.opened} and {documented.carried} are documented"
             )
     return Proof(
         plans[0].collective,
@@ -730,6 +774,7 @@ def _traffic(plans: Sequence[Plan], calls: Sequence[Call], depth: int, chunks: i
         chunks,
         tuple(sealed),
         tuple(opened),
+        tuple(carried),
         tuple(records_sealed),
         tuple(records_opened),
         plans[0].blocks,

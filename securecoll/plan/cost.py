@@ -1,22 +1,50 @@
 """What plans cost in time.
 
 :func:`simulate` gives the schedule of a set of plans times: the schedule that the engine runs and the checker proves.
-:func:`estimate` is the closed form that the tuner compares candidates with; the tests hold the two to each other.
+:mod:`securecoll.plan.estimate` has the closed forms that the tuner compares candidates with; the tests hold the two to
+each other.
 
 Model: each rank has one worker, which runs chunks that may run in the order (wave, step, chunk). A record that one
-rank wrote is visible to another ``hop_seconds`` later. Where ranks outnumber cores, all work slows down in proportion.
+rank wrote is visible to another of its host ``hop_seconds`` later. Where ranks outnumber the cores of their host, all
+their work slows down in proportion.
+
+A record for another host costs both ends the work of a socket, and then takes the host's link, which its ranks share:
+records leave one after the other in the order in which they were written, those that come from several hosts arrive
+one after the other, and the network adds its hop. Links carry both directions at once, and the network between them
+has room for all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from heapq import heappop, heappush
 
-from securecoll.codes import Collective
-from securecoll.plan.call import ALIGNMENT
-from securecoll.plan.ir import Plan, Record, Step, StepOp, records
+from securecoll.plan.ir import Plan, Record, Step, StepOp
 from securecoll.plan.schedule import Schedule
+from securecoll.plan.topology import Topology
+
+TAG = 16
+"""Bytes that a record has beside its payload."""
+
+
+@dataclass(frozen=True, slots=True)
+class Network:
+    """What lies between hosts, in bytes and seconds. The defaults: Ethernet at 25 Gbit/s."""
+
+    link: float = 3.1e9
+    """Bytes per second, each way, between a host and all others, for all its ranks together."""
+    socket: float = 4.0e9
+    """Bytes per second that one core moves into or out of a socket."""
+    record_seconds: float = 2.0e-6
+    """Fixed cost of a record on a socket, at either end."""
+    hop_seconds: float = 20.0e-6
+    """From a record sent to its reader noticing it, beside its time on the link."""
+
+    def cost(self, payload: float) -> float:
+        """Seconds on a link."""
+        return (payload + TAG) / self.link
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +58,14 @@ class Rates:
     reduce: float
     """Bytes per second that one contribution adds to a reduction."""
     copy: float
-    """Bytes per second; also of passing ciphertext on."""
+    """Bytes per second; also of passing ciphertext on, and of each copy of what goes to several lanes."""
     record_seconds: float
     """Fixed cost of sealing, opening or passing on a record."""
     hop_seconds: float
     """From a record written to its reader noticing it."""
     cores: int
-    """Cores that the ranks share."""
+    """Cores that the ranks of a host share."""
+    network: Network = Network()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,149 +98,170 @@ def simulate(plans: Sequence[Plan], rates: Rates, depth: int) -> Timeline:
     Raises:
         PlanError: when they do not fit together or deadlock.
     """
-    schedule = Schedule(plans, depth)
+    call = plans[0].call
+    topology = Topology.single(len(plans)) if call is None else call.topology
+    schedule = Schedule(plans, topology, depth)
     schedule.order()
-    slowdown = max(1.0, len(plans) / rates.cores)
-    owner = schedule.owner
-    waiting = [len(a) + len(b) for a, b in zip(schedule.before, schedule.room, strict=True)]
-    wakes: list[list[int]] = [[] for _ in range(schedule.size)]
-    for needs in (schedule.before, schedule.room):
-        for event, earlier in enumerate(needs):
-            for need in earlier:
-                wakes[need].append(event)
-    may_run = [0.0] * schedule.size
-    start, stop = [0.0] * schedule.size, [0.0] * schedule.size
-    queues: list[list[tuple[int, int, int, int]]] = [[] for _ in plans]
-    busy: list[int | None] = [None] * len(plans)
-    worked = [0.0] * len(plans)
-    # (time, whether it is an end, event): at one time ends come last, so that a worker picks among all that may run.
-    agenda: list[tuple[float, bool, int]] = [
-        (0.0, False, event) for event in range(schedule.size) if not waiting[event]
-    ]
-    while agenda:
-        now = agenda[0][0]
-        touched = set()
-        while agenda and agenda[0][0] == now:
-            _, ended, event = heappop(agenda)
-            rank, index, chunk = owner[event]
-            touched.add(rank)
-            if not ended:
-                heappush(queues[rank], (chunk // schedule.wave, index, chunk, event))
+    return _Run(schedule, rates).run()
+
+
+class _Turn(IntEnum):
+    """What the agenda of a run holds; at one time, in this order."""
+
+    MAY_RUN = 0
+    ENDED = 1
+    LEFT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Transfer:
+    """A record on its way to another host."""
+
+    host: int
+    seconds: float
+    """On the link."""
+    left: float
+    """When the last of it was on the link."""
+    readers: list[int]
+    """The chunks that read it."""
+
+
+class _Run:
+    """One run of a schedule."""
+
+    def __init__(self, schedule: Schedule, rates: Rates) -> None:
+        plans, topology = schedule.plans, schedule.topology
+        self.schedule = schedule
+        self.rates = rates
+        self.slowdown = [max(1.0, len(topology.group(rank)) / rates.cores) for rank in range(len(plans))]
+        self.seconds: list[dict[tuple[int, int], float]] = [{} for _ in plans]
+        """By rank, what a chunk of a step costs: of few lengths, so kept."""
+        self.leaving = [0.0] * len(topology.groups)
+        """When the records that a host has written have left."""
+        self.arriving = [0.0] * len(topology.groups)
+        """When the last of what left for a host has arrived there."""
+
+    def run(self) -> Timeline:
+        schedule, owner = self.schedule, self.schedule.owner
+        waiting = [len(a) + len(b) for a, b in zip(schedule.before, schedule.room, strict=True)]
+        wakes: list[list[int]] = [[] for _ in range(schedule.size)]
+        for needs in (schedule.before, schedule.room):
+            for event, earlier in enumerate(needs):
+                for need in earlier:
+                    wakes[need].append(event)
+        may_run = [0.0] * schedule.size
+        start, stop = [0.0] * schedule.size, [0.0] * schedule.size
+        queues: list[list[tuple[int, int, int, int]]] = [[] for _ in schedule.plans]
+        busy: list[int | None] = [None] * len(queues)
+        worked = [0.0] * len(queues)
+        # At one time ends come last, so that a worker picks among all that may run.
+        agenda = [(0.0, _Turn.MAY_RUN, event) for event in range(schedule.size) if not waiting[event]]
+        transfers: list[_Transfer] = []
+
+        def wake(later: int, seen: float) -> None:
+            may_run[later] = max(may_run[later], seen)
+            waiting[later] -= 1
+            if not waiting[later]:
+                heappush(agenda, (may_run[later], _Turn.MAY_RUN, later))
+
+        while agenda:
+            now = agenda[0][0]
+            touched = set()
+            while agenda and agenda[0][0] == now:
+                _, turn, event = heappop(agenda)
+                if turn is _Turn.LEFT:
+                    seen = self._arrive(transfers[event])
+                    for later in transfers[event].readers:
+                        wake(later, seen)
+                    continue
+                rank, index, chunk = owner[event]
+                touched.add(rank)
+                if turn is _Turn.MAY_RUN:
+                    heappush(queues[rank], (chunk // schedule.wave, index, chunk, event))
+                    continue
+                busy[rank] = None
+                for left, transfer in self._send(event, now, wakes[event]):
+                    heappush(agenda, (left, _Turn.LEFT, len(transfers)))
+                    transfers.append(transfer)
+                for later in wakes[event]:
+                    if not self._carried(event, later):
+                        wake(later, self._seen(event, later, now))
+            for rank in touched:
+                if busy[rank] is None and queues[rank]:
+                    *_, event = heappop(queues[rank])
+                    seconds = self._work(event)
+                    busy[rank] = event
+                    worked[rank] += seconds
+                    start[event], stop[event] = now, now + seconds
+                    heappush(agenda, (now + seconds, _Turn.ENDED, event))
+        return Timeline(
+            max(stop, default=0.0),
+            tuple(worked),
+            tuple(Interval(*owner[event], start[event], stop[event]) for event in range(schedule.size)),
+            tuple((write, read) for read in range(schedule.size) for write in schedule.origin[read].values()),
+        )
+
+    def _work(self, event: int) -> float:
+        """Seconds of the worker."""
+        rank, index, _ = self.schedule.owner[event]
+        length = self.schedule.length[event]
+        known = self.seconds[rank].get((index, length))
+        if known is None:
+            step = self.schedule.plans[rank].steps[index]
+            known = self.slowdown[rank] * _seconds(step, rank, length, self.schedule.topology, self.rates)
+            self.seconds[rank][index, length] = known
+        return known
+
+    def _send(self, event: int, now: float, wakes: list[int]) -> list[tuple[float, _Transfer]]:
+        """Puts what a chunk wrote for other hosts on its host's link; when each record has left."""
+        rank, index, _ = self.schedule.owner[event]
+        topology = self.schedule.topology
+        host, seconds = topology.hosts[rank], self.rates.network.cost(self.schedule.length[event])
+        sent = []
+        for reader in self.schedule.plans[rank].steps[index].lanes:
+            if reader == len(topology) or not topology.crosses(rank, reader):
                 continue
-            busy[rank] = None
-            for later in wakes[event]:
-                seen = now if owner[later][0] == rank else now + rates.hop_seconds
-                may_run[later] = max(may_run[later], seen)
-                waiting[later] -= 1
-                if not waiting[later]:
-                    heappush(agenda, (may_run[later], False, later))
-        for rank in touched:
-            if busy[rank] is None and queues[rank]:
-                *_, event = heappop(queues[rank])
-                seconds = slowdown * _seconds(plans[rank].steps[owner[event][1]], schedule.length[event], rates)
-                busy[rank] = event
-                worked[rank] += seconds
-                start[event], stop[event] = now, now + seconds
-                heappush(agenda, (now + seconds, True, event))
-    return Timeline(
-        max(stop, default=0.0),
-        tuple(worked),
-        tuple(Interval(*owner[event], start[event], stop[event]) for event in range(schedule.size)),
-        tuple((write, read) for read in range(schedule.size) for write in schedule.origin[read].values()),
-    )
+            self.leaving[host] = max(now, self.leaving[host]) + seconds
+            readers = [e for e in wakes if self.schedule.owner[e][0] == reader and self._carried(event, e)]
+            sent.append((self.leaving[host], _Transfer(topology.hosts[reader], seconds, self.leaving[host], readers)))
+        return sent
+
+    def _arrive(self, transfer: _Transfer) -> float:
+        """When the reader of a record that has left may see it."""
+        earliest = self.arriving[transfer.host] + transfer.seconds
+        self.arriving[transfer.host] = max(transfer.left, earliest)
+        return self.arriving[transfer.host] + self.rates.network.hop_seconds
+
+    def _carried(self, event: int, later: int) -> bool:
+        """Whether a later chunk reads what this one wrote for another host."""
+        schedule = self.schedule
+        rank, other = schedule.owner[event][0], schedule.owner[later][0]
+        return schedule.topology.crosses(rank, other) and event in schedule.origin[later].values()
+
+    def _seen(self, event: int, later: int, now: float) -> float:
+        """When the rank of a later chunk knows that this one is done, if not by a record from another host."""
+        rank, other = self.schedule.owner[event][0], self.schedule.owner[later][0]
+        if rank == other:
+            return now
+        across = self.schedule.topology.crosses(rank, other)
+        return now + (self.rates.network.hop_seconds if across else self.rates.hop_seconds)
 
 
-def _seconds(step: Step, length: int, rates: Rates) -> float:
+def _seconds(step: Step, rank: int, length: int, topology: Topology, rates: Rates) -> float:
     """What one chunk of a step costs."""
     if step.op is StepOp.COPY:
         return length / rates.copy
-    taken = sum(isinstance(source, Record) for source in step.sources)
-    opens = taken if step.op is not StepOp.FORWARD or step.block is not None else 0
+    size, network = len(topology), rates.network
+    lanes = [source.lane for source in step.sources if isinstance(source, Record)]
+    opens = len(lanes) if step.op is not StepOp.FORWARD or step.block is not None else 0
     seconds = opens * (rates.record_seconds + length / rates.open)
     if step.op is StepOp.REDUCE:
         seconds += len(step.sources) * length / rates.reduce
     if step.stream is not None:
         seconds += rates.record_seconds + length / rates.seal
+        if len(step.lanes) > 1:
+            seconds += len(step.lanes) * length / rates.copy
     if step.op is StepOp.FORWARD:
         seconds += len(step.lanes) * (rates.record_seconds + length / rates.copy)
-    return seconds
-
-
-def estimate(
-    collective: Collective, algorithm: str, size: int, nbytes: int, chunk: int, wave: int, rates: Rates
-) -> float:
-    """Seconds for even parts, in closed form.
-
-    With ``k`` chunks of ``s`` bytes a slice or part, and all times multiplied by the slowdown of too few cores, it is
-
-    * the work of the busiest rank: each record's fixed cost, and bytes over rates (see ``_seconds``);
-    * plus, where ranks work in parallel, one hop for each dependent step, less what the other chunks of a wave hide
-      of it: ``ceil(k / wave) * max(0, hop - (min(k, wave) - 1) * t)`` where t is a chunk's part of the work;
-    * plus, where they work in turn (a chain, or one root), a hop and a chunk's work for each turn before the last.
-
-    ``nbytes`` is as for :func:`securecoll.plan.plan`.
-
-    Raises:
-        ValueError: when the collective has no such algorithm.
-    """
-    if size == 1:
-        return nbytes / rates.copy
-    slow = max(1.0, size / rates.cores)
-    whole = collective in (Collective.ALL_REDUCE, Collective.REDUCE) and algorithm == "direct"
-    whole = whole or (collective is Collective.ALL_REDUCE and algorithm == "ring")
-    length = -(-nbytes // size) if whole else nbytes
-    k = records(length, chunk)
-    fixed = k * rates.record_seconds
-    seal, open_ = fixed + length / rates.seal, fixed + length / rates.open
-    add, copy = length / rates.reduce, length / rates.copy
-    peers, hop = size - 1, rates.hop_seconds
-    owners = min(size, -(-nbytes // ALIGNMENT))
-    direct = owners * seal + (peers + owners - 1) * open_ + size * add
-    match collective, algorithm:
-        case Collective.BARRIER, _:
-            return slow * (peers + 1) * rates.record_seconds + hop
-        case Collective.ALL_REDUCE, "one_shot":
-            return slow * (seal + peers * open_ + (size + 1) * add) + hop
-        case ((Collective.ALL_REDUCE | Collective.REDUCE), "direct"):
-            return slow * direct + 2 * hop
-        case Collective.ALL_REDUCE, "ring":
-            hops = peers * (seal + open_ + 2 * add) + seal + (peers - 1) * (open_ + copy + fixed) + open_
-            return slow * hops + _stalls(2 * peers, slow * hops / (2 * peers), k, wave, hop)
-        case Collective.REDUCE_SCATTER, "one_shot":
-            return slow * (peers * (seal + open_) + size * add) + hop
-        case Collective.REDUCE_SCATTER, "ring":
-            hops = peers * (seal + open_ + 2 * add)
-            return slow * hops + _stalls(peers, slow * hops / peers, k, wave, hop)
-        case Collective.ALL_GATHER, "one_shot":
-            return slow * (seal + copy + peers * open_) + hop
-        case Collective.ALL_GATHER, "ring":
-            hops = seal + copy + (peers - 1) * (open_ + copy + fixed) + open_
-            return slow * hops + _stalls(peers, slow * hops / peers, k, wave, hop)
-        case Collective.BROADCAST, "one_shot":
-            return slow * _turns(k, (seal + copy, 1), (open_, 1)) + hop
-        case Collective.BROADCAST, "ring":
-            return slow * _turns(k, (seal + copy, 1), (open_ + copy + fixed, peers - 1), (open_, 1)) + peers * hop
-        case Collective.REDUCE, "one_shot":
-            return slow * _turns(k, (seal, 1), (peers * open_ + size * add, 1)) + hop
-        case Collective.REDUCE, "ring":
-            return slow * _turns(k, (seal, 1), (open_ + 2 * add + seal, peers - 1), (open_ + 2 * add, 1)) + peers * hop
-        case Collective.GATHER, "one_shot":
-            return slow * _turns(k, (seal, 1), (copy + peers * open_, 1)) + hop
-        case Collective.SCATTER, "one_shot":
-            return slow * _turns(k, (copy + peers * seal, 1), (open_, 1)) + hop
-        case Collective.ALL_TO_ALL, "one_shot":
-            return slow * (peers * (seal + open_) + copy) + hop
-    raise ValueError(f"{collective.name.lower()} has no algorithm {algorithm!r}")
-
-
-def _stalls(steps: int, step_seconds: float, k: int, wave: int, hop: float) -> float:
-    """What hops cost that a wave's other chunks do not hide."""
-    together = min(k, wave)
-    hidden = (together - 1) * step_seconds / k
-    return steps * -(-k // wave) * max(0.0, hop - hidden)
-
-
-def _turns(k: int, *stages: tuple[float, int]) -> float:
-    """A pipeline of (seconds for all chunks, ranks that do so in turn): the slowest one, and a chunk of each other."""
-    slowest = max(seconds for seconds, ranks in stages if ranks)
-    return slowest + (sum(seconds * ranks for seconds, ranks in stages) - slowest) / k
+    sockets = sum(lane < size and topology.crosses(rank, lane) for lane in (*lanes, *step.lanes))
+    return seconds + sockets * (network.record_seconds + length / network.socket)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from securecoll.codes import Collective
 from securecoll.plan.call import Call, slices
+from securecoll.plan.delivery import arrivals, take, to_everyone
 from securecoll.plan.ir import (
     INPUT,
     OUTPUT,
@@ -18,23 +19,21 @@ from securecoll.plan.ir import (
     StepOp,
     Stream,
     cipher_blocks,
-    from_all,
     from_rank,
     records,
-    to_all,
     to_rank,
 )
 
 
 def all_reduce(call: Call, chunk: int) -> tuple[list[Step], int]:
     """Slices to their owners on link streams; sums to all on the owner's sender stream."""
-    own, size, spans = call.rank, call.size, slices(call.nbytes, call.size)
+    own, spans = call.rank, slices(call.nbytes, call.size)
     steps = _contribute(call)
     if spans[own][1]:
-        steps.append(_combine(call, Block(OUTPUT, *spans[own]), Stream(own), to_all(size)))
-    for owner in _others(call):
-        source = Record(from_all(size, owner), Stream(owner))
-        steps.append(Step(StepOp.OPEN, spans[owner][1], block=Block(OUTPUT, *spans[owner]), sources=(source,)))
+        steps.append(_combine(call, Block(OUTPUT, *spans[own]), Stream(own), to_everyone(call.topology, own)))
+    for owner in arrivals(call.topology, own):
+        if spans[owner][1]:
+            steps.append(take(call.topology, owner, own, Block(OUTPUT, *spans[owner])))
     return steps, cipher_blocks(spans[0][1], chunk)
 
 
@@ -53,7 +52,7 @@ def reduce(call: Call, chunk: int) -> tuple[list[Step], int]:
             source = Record(from_rank(owner), Stream(owner, own), first_sum)
             steps.append(Step(StepOp.OPEN, spans[owner][1], block=Block(OUTPUT, *spans[owner]), sources=(source,)))
     elif spans[own][1]:
-        steps.append(_combine(call, None, Stream(own, root), to_rank(root), first_sum))
+        steps.append(_combine(call, None, Stream(own, root), (to_rank(root),), first_sum))
     to_root = cipher_blocks(spans[root][1], chunk) if spans[root][1] else 0
     sums = (cipher_blocks(length, chunk) for owner, (_, length) in enumerate(spans) if owner != root and length)
     return steps, to_root + max(sums, default=0)
@@ -81,7 +80,7 @@ def _contribute(call: Call) -> list[Step]:
 
 
 def _combine(
-    call: Call, block: Block | None, stream: Stream | None = None, lane: int | None = None, record: int = 0
+    call: Call, block: Block | None, stream: Stream | None = None, lanes: tuple[int, ...] = (), record: int = 0
 ) -> Step:
     """The owner's sum of its slice, contributions in rank order."""
     own, span = call.rank, slices(call.nbytes, call.size)[call.rank]
@@ -91,7 +90,7 @@ def _combine(
         span[1],
         block=block,
         sources=tuple(mine if p == own else Record(from_rank(p), Stream(p, own)) for p in range(call.size)),
-        lanes=() if lane is None else (lane,),
+        lanes=lanes,
         stream=stream,
         record=record,
         scale=True,

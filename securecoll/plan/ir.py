@@ -1,6 +1,6 @@
 """The plan: what one rank does for one collective, as data.
 
-A plan is built by a pure function of (collective, algorithm, rank, size, sizes), proven by
+A plan is built by a pure function of (collective, algorithm, rank, topology, sizes), proven by
 :mod:`securecoll.plan.check`, priced by :mod:`securecoll.plan.cost` and run by the engine, which knows no
 collective and no cipher.
 
@@ -103,9 +103,9 @@ class Step:
 class Plan:
     """One rank's plan.
 
-    Lanes are numbered per rank. Written: ``p`` is the lane to rank ``p``; ``size`` the lane from this rank to all
-    others on the host. Read: ``p`` is the lane from rank ``p`` to this rank; ``size + p`` rank ``p``'s lane to all,
-    which every other rank must read record for record.
+    Lanes are numbered per rank. Written: ``p`` is the lane to rank ``p``, on this host or another; ``size`` the lane
+    from this rank to all others of its host. Read: ``p`` is the lane from rank ``p`` to this rank; ``size + p`` rank
+    ``p``'s lane to all, which every other rank of its host, and no other one, must read record for record.
     """
 
     collective: Collective
@@ -137,7 +137,7 @@ def to_rank(peer: int) -> int:
 
 
 def to_all(size: int) -> int:
-    """The lane that this rank writes for all others."""
+    """The lane that this rank writes for all others of its host."""
     return size
 
 
@@ -147,7 +147,7 @@ def from_rank(peer: int) -> int:
 
 
 def from_all(size: int, peer: int) -> int:
-    """The lane that ``peer`` writes for all others."""
+    """The lane that ``peer``, a rank of this host, writes for all others of it."""
     return size + peer
 
 

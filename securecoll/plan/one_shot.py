@@ -3,13 +3,15 @@
 Least latency, most bytes: an all_reduce opens ``nbytes * (size - 1)`` on every rank. For small messages; and for
 gather, scatter and all_to_all, where no bytes could be saved.
 
-Data for everybody goes on the sender stream through the lane to all; data for one rank on a link stream.
+Data for everybody goes on the sender stream through the lane to all, and across hosts as
+:mod:`securecoll.plan.delivery` says; data for one rank on a link stream.
 """
 
 from __future__ import annotations
 
 from securecoll.codes import Collective
 from securecoll.plan.call import Call
+from securecoll.plan.delivery import arrivals, take, to_everyone, to_host
 from securecoll.plan.ir import (
     INPUT,
     OUTPUT,
@@ -22,7 +24,6 @@ from securecoll.plan.ir import (
     cipher_blocks,
     from_all,
     from_rank,
-    to_all,
     to_rank,
 )
 
@@ -41,11 +42,21 @@ def nothing(call: Call, chunk: int) -> tuple[list[Step], int]:
 
     So calls that do not match are noticed, and no rank returns before all have called.
     """
-    if call.size == 1:
-        return [], 0
-    steps = [Step(StepOp.SEAL, 0, lanes=(to_all(call.size),), stream=Stream(call.rank))]
-    steps += [Step(StepOp.OPEN, 0, sources=(Record(from_all(call.size, p), Stream(p)),)) for p in _peers(call)]
+    steps = [Step(StepOp.SEAL, 0, lanes=_to_each(call), stream=Stream(call.rank))]
+    steps += [Step(StepOp.OPEN, 0, sources=(_from(call, p),)) for p in _peers(call)]
     return steps, cipher_blocks(0, chunk)
+
+
+def _to_each(call: Call) -> tuple[int, ...]:
+    """Lanes to all other ranks without relays: in shared memory one for all, else one each."""
+    remote = (p for p in _peers(call) if call.topology.crosses(call.rank, p))
+    return (*to_host(call.topology, call.rank), *map(to_rank, remote))
+
+
+def _from(call: Call, peer: int) -> Record:
+    """What ``peer`` wrote to the lanes of ``_to_each``."""
+    across = call.topology.crosses(call.rank, peer)
+    return Record(from_rank(peer) if across else from_all(call.size, peer), Stream(peer))
 
 
 def all_reduce(call: Call, chunk: int) -> tuple[list[Step], int]:
@@ -54,15 +65,17 @@ def all_reduce(call: Call, chunk: int) -> tuple[list[Step], int]:
     The first step writes to OUTPUT exactly the bytes that it seals. A rank must add the same bits of its own
     contribution as the others do: were it to scale INPUT while it reduces (PREMUL_SUM), it would keep digits that
     rounding took from the others, and ranks would end with different results.
+
+    No relays between hosts: a step that reduces cannot take two records from one lane.
     """
-    own, size, whole = call.rank, call.size, Block(OUTPUT, 0, call.nbytes)
+    own, whole = call.rank, Block(OUTPUT, 0, call.nbytes)
     mine = Block(INPUT, 0, call.nbytes)
     announce = Step(
         StepOp.REDUCE,
         call.nbytes,
         block=whole,
         sources=(mine,),
-        lanes=(to_all(size),),
+        lanes=_to_each(call),
         stream=Stream(own),
         scale=True,
     )
@@ -70,7 +83,7 @@ def all_reduce(call: Call, chunk: int) -> tuple[list[Step], int]:
         StepOp.REDUCE,
         call.nbytes,
         block=whole,
-        sources=tuple(whole if p == own else Record(from_all(size, p), Stream(p)) for p in range(size)),
+        sources=tuple(whole if p == own else _from(call, p) for p in range(call.size)),
         after=(0,),
         finish=True,
     )
@@ -134,27 +147,24 @@ def all_gather(call: Call, chunk: int) -> tuple[list[Step], int]:
     if length:
         mine = Block(INPUT, 0, length)
         steps = [
-            Step(StepOp.SEAL, length, block=mine, lanes=(to_all(call.size),), stream=Stream(own)),
+            Step(StepOp.SEAL, length, block=mine, lanes=to_everyone(call.topology, own), stream=Stream(own)),
             Step(StepOp.COPY, length, block=Block(OUTPUT, offset, length), sources=(mine,)),
         ]
-    for peer in _peers(call):
-        offset, length = spans[peer]
-        if length:
-            source = Record(from_all(call.size, peer), Stream(peer))
-            steps.append(Step(StepOp.OPEN, length, block=Block(OUTPUT, offset, length), sources=(source,)))
+    for peer in arrivals(call.topology, own):
+        if spans[peer][1]:
+            steps.append(take(call.topology, peer, own, Block(OUTPUT, *spans[peer])))
     return steps, cipher_blocks(max(length for _, length in spans), chunk)
 
 
 def broadcast(call: Call, chunk: int) -> tuple[list[Step], int]:
     """The root seals its buffer to all."""
-    size, root, whole = call.size, call.root, Block(OUTPUT, 0, call.nbytes)
+    root, whole = call.root, Block(OUTPUT, 0, call.nbytes)
     blocks = cipher_blocks(call.nbytes, chunk)
     if call.rank != root:
-        source = Record(from_all(size, root), Stream(root))
-        return [Step(StepOp.OPEN, call.nbytes, block=whole, sources=(source,))], blocks
+        return [take(call.topology, root, call.rank, whole)], blocks
     mine = Block(INPUT, 0, call.nbytes)
     return [
-        Step(StepOp.SEAL, call.nbytes, block=mine, lanes=(to_all(size),), stream=Stream(root)),
+        Step(StepOp.SEAL, call.nbytes, block=mine, lanes=to_everyone(call.topology, root), stream=Stream(root)),
         Step(StepOp.COPY, call.nbytes, block=whole, sources=(mine,)),
     ], blocks
 

@@ -11,7 +11,7 @@ from xml.sax.saxutils import escape
 
 from securecoll.plan.cost import Interval, Rates, Timeline, simulate
 from securecoll.plan.ir import Plan, Record, StepOp
-from securecoll.plan.traffic import traffic
+from securecoll.plan.traffic import Traffic, traffic
 from securecoll.plan.tuner import DEPTH, HOST
 
 _COLOURS = {
@@ -80,13 +80,10 @@ class _Diagram:
         plan, call = self.plans[0], self.plans[0].call
         moved = f", {_bytes(call.total)}" if call is not None and call.total else ""
         title = f"{plan.collective.name.lower()}{moved}, {plan.algorithm}, {plan.size} ranks"
-        traffics = sorted({_traffic(p) for p in self.plans})
-        (low_sealed, low_opened), (high_sealed, high_opened) = (
-            (min(t[i] for t in traffics) for i in (0, 1)),
-            (max(t[i] for t in traffics) for i in (0, 1)),
-        )
+        sealed, opened, carried = zip(*map(_traffic, self.plans), strict=True)
+        across = f", carried to other hosts {_range(carried)}" if any(carried) else ""
         facts = (
-            f"sealed per rank {_range(low_sealed, high_sealed)}, opened {_range(low_opened, high_opened)}; "
+            f"sealed per rank {_range(sealed)}, opened {_range(opened)}{across}; "
             f"predicted {_time(self.timeline.seconds)}; chunks of {_bytes(plan.chunk)} in waves of {plan.wave}"
         )
         return [_text(24, 36, title, 21, "#16191d", weight="bold"), _text(24, 58, facts, 13, "#4a5058")]
@@ -126,7 +123,7 @@ class _Diagram:
         parts = []
         for rank, plan in enumerate(self.plans):
             y = self._y(rank)
-            sealed, opened = _traffic(plan)
+            sealed, opened, _ = _traffic(plan)
             parts.append(
                 f'<line x1="{_LEFT}" y1="{y:.1f}" x2="{_WIDTH - _RIGHT}" y2="{y:.1f}" stroke="#d3d7dc" '
                 'stroke-width="1"/>'
@@ -181,8 +178,8 @@ class _Diagram:
         return any(isinstance(source, Record) and source.stream.reader < 0 for source in step.sources)
 
 
-def _traffic(plan: Plan) -> tuple[int, int]:
-    return (0, 0) if plan.call is None else traffic(plan.call, plan.algorithm)
+def _traffic(plan: Plan) -> Traffic:
+    return Traffic(0, 0, 0) if plan.call is None else traffic(plan.call, plan.algorithm)
 
 
 def _text(
@@ -201,7 +198,8 @@ def _bytes(count: int) -> str:
     return f"{count} B"
 
 
-def _range(low: int, high: int) -> str:
+def _range(counts: Sequence[int]) -> str:
+    low, high = min(counts), max(counts)
     return _bytes(low) if low == high else f"{_bytes(low)} to {_bytes(high)}"
 
 

@@ -1,10 +1,10 @@
 """Ring: each rank reads from the one before it and writes to the one after it.
 
-Few links, so the best across hosts. Partial sums are opened, added to and sealed anew at each hop, on link streams;
-what is complete is sealed once, on its owner's sender stream, and passed on as ciphertext: an all_reduce seals
-``nbytes`` and opens ``2 * nbytes * (size - 1) / size`` on every rank, as the direct one does, where sealing each hop
-anew would seal as much as it opens. (The ring itself: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for
-clusters of workstations", 2009.)
+Ranks are in the order of their hosts, so that each host is entered once and left once. Partial sums are opened, added
+to and sealed anew at each hop, on link streams; what is complete is sealed once, on its owner's sender stream, and
+passed on as ciphertext: an all_reduce seals ``nbytes`` and opens ``2 * nbytes * (size - 1) / size`` on every rank, as
+the direct one does, where sealing each hop anew would seal as much as it opens. (The ring itself: Patarasuk and Yuan,
+"Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009.)
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from securecoll.codes import Collective
 from securecoll.plan.call import Call, Span, slices
+from securecoll.plan.delivery import opened
 from securecoll.plan.ir import (
     INPUT,
     OUTPUT,
@@ -32,7 +33,7 @@ from securecoll.plan.ir import (
 def all_reduce(call: Call, chunk: int) -> tuple[list[Step], int]:
     """Reduce-scatter of slices, then all-gather of the sums; the step that completes a sum seals it too."""
     own, spans = call.rank, slices(call.nbytes, call.size)
-    following = to_rank((own + 1) % call.size)
+    following = to_rank(_neighbours(call)[1])
     steps = _partial_sums(call, spans, chunk)
     if spans[own][1]:
         steps.append(_complete(call, spans, chunk, Block(OUTPUT, *spans[own]), Stream(own), following))
@@ -55,7 +56,7 @@ def all_gather(call: Call, chunk: int) -> tuple[list[Step], int]:
     own, spans, steps = call.rank, call.parts, []
     length = spans[own][1]
     if length:
-        mine, following = Block(INPUT, 0, length), to_rank((own + 1) % call.size)
+        mine, following = Block(INPUT, 0, length), to_rank(_neighbours(call)[1])
         steps = [
             Step(StepOp.SEAL, length, block=mine, lanes=(following,), stream=Stream(own)),
             Step(StepOp.COPY, length, block=Block(OUTPUT, *spans[own]), sources=(mine,)),
@@ -66,25 +67,26 @@ def all_gather(call: Call, chunk: int) -> tuple[list[Step], int]:
 
 def broadcast(call: Call, chunk: int) -> tuple[list[Step], int]:
     """A chain from the root: chunks follow each other, so its length adds latency but takes no bandwidth."""
-    own, size, root = call.rank, call.size, call.root
     blocks, whole = cipher_blocks(call.nbytes, chunk), Block(OUTPUT, 0, call.nbytes)
-    following = to_rank((own + 1) % size)
-    if own == root:
+    root, chain = call.root, call.topology.outward(call.root)
+    place = chain.index(call.rank)
+    following = tuple(to_rank(p) for p in chain[place + 1 : place + 2])
+    if not place:
         mine = Block(INPUT, 0, call.nbytes)
         return [
-            Step(StepOp.SEAL, call.nbytes, block=mine, lanes=(following,), stream=Stream(root)),
+            Step(StepOp.SEAL, call.nbytes, block=mine, lanes=following, stream=Stream(root)),
             Step(StepOp.COPY, call.nbytes, block=whole, sources=(mine,)),
         ], blocks
-    source = Record(from_rank((own - 1) % size), Stream(root))
-    return [_take(call.nbytes, whole, source, None if (own + 1) % size == root else following)], blocks
+    return [opened(whole, Record(from_rank(chain[place - 1]), Stream(root)), following)], blocks
 
 
 def reduce(call: Call, chunk: int) -> tuple[list[Step], int]:
-    """A chain to the root, from the rank after it: each adds its own contribution and seals the sum for the next."""
-    own, size, root = call.rank, call.size, call.root
-    blocks, mine = cipher_blocks(call.nbytes, chunk), Block(INPUT, 0, call.nbytes)
-    previous, following = (own - 1) % size, (own + 1) % size
-    if previous == root:
+    """A chain to the root, which ends on its host: each adds its own contribution and seals the sum for the next."""
+    own, blocks, mine = call.rank, cipher_blocks(call.nbytes, chunk), Block(INPUT, 0, call.nbytes)
+    chain = call.topology.inward(call.root)
+    place = chain.index(own)
+    following = chain[(place + 1) % call.size]
+    if not place:
         seal = Step(
             StepOp.SEAL,
             call.nbytes,
@@ -94,8 +96,9 @@ def reduce(call: Call, chunk: int) -> tuple[list[Step], int]:
             scale=True,
         )
         return [seal], blocks
+    previous = chain[place - 1]
     sources = (Record(from_rank(previous), Stream(previous, own)), mine)
-    if own == root:
+    if own == call.root:
         whole = Block(OUTPUT, 0, call.nbytes)
         return [Step(StepOp.REDUCE, call.nbytes, block=whole, sources=sources, scale=True, finish=True)], blocks
     add = Step(
@@ -109,21 +112,28 @@ def reduce(call: Call, chunk: int) -> tuple[list[Step], int]:
     return [add], blocks
 
 
-def _backward(rank: int, spans: Sequence[Span]) -> list[int]:
+def _neighbours(call: Call) -> tuple[int, int]:
+    """The ranks before and after this one."""
+    order, position = call.topology.order, call.topology.positions[call.rank]
+    return order[position - 1], order[(position + 1) % call.size]
+
+
+def _backward(call: Call, rank: int, spans: Sequence[Span]) -> list[int]:
     """Owners of slices that are not empty, from the one before ``rank`` back around to the one after it.
 
     This is the order in which ``rank`` meets them: the slice of the owner at distance d passes it at step d - 1.
     """
-    return [p for p in (*range(rank - 1, -1, -1), *range(len(spans) - 1, rank, -1)) if spans[p][1]]
+    order, position = call.topology.order, call.topology.positions[rank]
+    return [p for p in (*order[:position][::-1], *order[position + 1 :][::-1]) if spans[p][1]]
 
 
 def _partial_sums(call: Call, spans: Sequence[Span], chunk: int) -> list[Step]:
     """The sums of others' slices: started by this rank, or opened, added to and sealed for the next."""
-    own, size = call.rank, call.size
-    previous, following = (own - 1) % size, (own + 1) % size
-    arriving = _positions(previous, spans, chunk)
+    own = call.rank
+    previous, following = _neighbours(call)
+    arriving = _positions(call, previous, spans, chunk)
     steps, record = [], 0
-    for owner in _backward(own, spans):
+    for owner in _backward(call, own, spans):
         length = spans[owner][1]
         mine = Block(INPUT, *spans[owner])
         starts = owner == previous
@@ -143,10 +153,10 @@ def _partial_sums(call: Call, spans: Sequence[Span], chunk: int) -> list[Step]:
     return steps
 
 
-def _positions(rank: int, spans: Sequence[Span], chunk: int) -> dict[int, int]:
+def _positions(call: Call, rank: int, spans: Sequence[Span], chunk: int) -> dict[int, int]:
     """The first record that each owner's slice has on the link from ``rank`` to the next."""
     positions, record = {}, 0
-    for owner in _backward(rank, spans):
+    for owner in _backward(call, rank, spans):
         positions[owner] = record
         record += records(spans[owner][1], chunk)
     return positions
@@ -161,8 +171,8 @@ def _complete(
     lane: int | None = None,
 ) -> Step:
     """The last addition to this rank's own slice."""
-    own, previous = call.rank, (call.rank - 1) % call.size
-    arriving = Record(from_rank(previous), Stream(previous, own), _positions(previous, spans, chunk)[own])
+    own, previous = call.rank, _neighbours(call)[0]
+    arriving = Record(from_rank(previous), Stream(previous, own), _positions(call, previous, spans, chunk)[own])
     return Step(
         StepOp.REDUCE,
         block.length,
@@ -177,23 +187,15 @@ def _complete(
 
 def _pass_on(call: Call, spans: Sequence[Span]) -> list[Step]:
     """Others' complete parts: opened here and, but for the one that came all the way, passed on as they are."""
-    own, size = call.rank, call.size
-    previous, following = (own - 1) % size, (own + 1) % size
+    previous, following = _neighbours(call)
     return [
-        _take(
-            spans[owner][1],
+        opened(
             Block(OUTPUT, *spans[owner]),
             Record(from_rank(previous), Stream(owner)),
-            None if owner == following else to_rank(following),
+            () if owner == following else (to_rank(following),),
         )
-        for owner in _backward(own, spans)
+        for owner in _backward(call, call.rank, spans)
     ]
-
-
-def _take(length: int, block: Block, source: Record, lane: int | None) -> Step:
-    if lane is None:
-        return Step(StepOp.OPEN, length, block=block, sources=(source,))
-    return Step(StepOp.FORWARD, length, block=block, sources=(source,), lanes=(lane,))
 
 
 def _partial_blocks(spans: Sequence[Span], chunk: int) -> int:

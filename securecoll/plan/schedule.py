@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from securecoll.plan.ir import Plan, Record, Stream, records
+from securecoll.plan.topology import Topology
 
 
 class PlanError(ValueError):
@@ -43,13 +44,14 @@ class _Lane:
 class Schedule:
     """All chunks of all plans, and what each must wait for."""
 
-    def __init__(self, plans: Sequence[Plan], depth: int) -> None:
+    def __init__(self, plans: Sequence[Plan], topology: Topology, depth: int) -> None:
         """Match the lanes of well-formed plans, in rank order, and link all chunks.
 
         Raises:
             PlanError: when a writer and a reader of a lane do not agree.
         """
         self.plans = plans
+        self.topology = topology
         self.depth = depth
         self.chunk = plans[0].chunk
         self.wave = plans[0].wave
@@ -80,6 +82,15 @@ class Schedule:
         rank, index, chunk = self.owner[event]
         return f"rank {rank} step {index} ({self.plans[rank].steps[index].op.name}) chunk {chunk}"
 
+    def awaited(self, event: int) -> list[int]:
+        """The events that a chunk waits for by its step's ``after``."""
+        rank, index, chunk = self.owner[event]
+        steps = self.plans[rank].steps
+        return [
+            self.first[rank][earlier] + min(chunk, records(steps[earlier].length, self.chunk) - 1)
+            for earlier in steps[index].after
+        ]
+
     def _lanes(self) -> list[_Lane]:
         """The lanes, with writers and readers matched record for record."""
         size = len(self.plans)
@@ -109,7 +120,7 @@ class Schedule:
             sends = writing.get((writer, target), [])
             readers = reading.get((writer, target), {})
             matched = _Lane(self._in_lane_order(sends))
-            for reader in [target] if target >= 0 else [rank for rank in range(size) if rank != writer]:
+            for reader in [target] if target >= 0 else self.topology.others(writer):
                 takes = readers.get(reader, [])
                 order = self._in_lane_order(takes)
                 matched.reads.append(order)
@@ -157,14 +168,11 @@ class Schedule:
 
     def _constrain(self, depth: int) -> None:
         lanes = self._lanes()
-        for event, (rank, index, chunk) in enumerate(self.owner):
+        for event, (_, _, chunk) in enumerate(self.owner):
             needs = self.before[event]
             if chunk:
                 needs.append(event - 1)
-            plan = self.plans[rank]
-            for earlier in plan.steps[index].after:
-                last = records(plan.steps[earlier].length, self.chunk) - 1
-                needs.append(self.first[rank][earlier] + min(chunk, last))
+            needs += self.awaited(event)
             needs += self.origin[event].values()
         for lane in lanes:
             for order in (lane.writes, *lane.reads):

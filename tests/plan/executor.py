@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from securecoll.plan.ir import Block, Plan, Record, Step, StepOp, Stream
+from securecoll.plan.topology import Topology
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -35,16 +36,19 @@ class Group:
         buffers: Sequence[tuple[Bytes, Bytes]],
         depth: int,
         factors: Sequence[np.float16],
+        topology: Topology,
         draw: random.Random,
     ) -> None:
         self.plans, self.buffers, self.depth, self.factors, self.draw = plans, buffers, depth, factors, draw
         self.size = len(plans)
+        hosts = topology.hosts
         self.done = [[0] * len(plan.steps) for plan in plans]
         self.lanes: dict[tuple[int, int], Lane] = {}
         for rank in range(self.size):
             for peer in range(self.size):
                 self.lanes[rank, peer] = Lane({peer: deque()})
-            self.lanes[rank, -1] = Lane({p: deque() for p in range(self.size) if p != rank})
+            neighbours = [p for p in range(self.size) if p != rank and hosts[p] == hosts[rank]]
+            self.lanes[rank, -1] = Lane({p: deque() for p in neighbours})
 
     def run(self) -> bool:
         """Run until nothing may; whether everything ran and every record was read."""

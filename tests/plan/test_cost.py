@@ -8,8 +8,12 @@ from dataclasses import replace
 import pytest
 
 from securecoll.codes import Collective
-from securecoll.plan.cost import Rates, estimate, simulate
+from securecoll.plan.call import ROOTED
+from securecoll.plan.check import check
+from securecoll.plan.cost import Network, Rates, simulate
+from securecoll.plan.estimate import estimate
 from securecoll.plan.schedule import PlanError
+from securecoll.plan.topology import Topology
 from securecoll.plan.tuner import DEPTH, HOST
 from tests.plan.cases import EVERY, NAMES, group
 
@@ -59,23 +63,120 @@ def test_the_estimate_agrees_with_the_simulation(collective: Collective, algorit
             moved = 0 if collective is Collective.BARRIER else nbytes
             for chunk in (16 << 10, 64 << 10):
                 plans = group(collective, algorithm, size, moved, root=size // 2, chunk=chunk)
-                ratio = estimate(collective, algorithm, size, moved, chunk, 8, rates) / (
+                ratio = estimate(collective, algorithm, Topology.single(size), moved, chunk, 8, rates) / (
                     simulate(plans, rates, DEPTH).seconds
                 )
                 assert 0.6 < ratio < 1.6, f"{size} ranks, {nbytes} bytes, chunks of {chunk}: {ratio:.2f}"
 
 
 def test_every_algorithm_has_an_estimate_and_no_other() -> None:
-    for collective, algorithm in EVERY:
-        assert estimate(collective, algorithm, 4, 0 if collective is Collective.BARRIER else 1024, 1024, 8, HOST) > 0
-    with pytest.raises(ValueError, match="gather has no algorithm 'ring'"):
-        estimate(Collective.GATHER, "ring", 4, 1024, 1024, 8, HOST)
+    for topology in (Topology.single(4), Topology.even(2, 2)):
+        for collective, algorithm in EVERY:
+            nbytes = 0 if collective is Collective.BARRIER else 1024
+            assert estimate(collective, algorithm, topology, nbytes, 1024, 8, HOST) > 0
+        with pytest.raises(ValueError, match="gather has no algorithm 'ring'"):
+            estimate(Collective.GATHER, "ring", topology, 1024, 1024, 8, HOST)
 
 
-def test_an_estimate_takes_less_than_50_microseconds() -> None:
+@pytest.mark.parametrize("topology", [Topology.single(8), Topology.even(512, 8)], ids=["8", "512x8"])
+def test_an_estimate_takes_less_than_50_microseconds(topology: Topology) -> None:
     best = float("inf")
     for _ in range(200):
         start = time.perf_counter()
-        estimate(Collective.ALL_REDUCE, "ring", 8, 1 << 20, 1 << 16, 8, HOST)
+        estimate(Collective.ALL_REDUCE, "hierarchical", topology, 1 << 20, 1 << 16, 8, HOST)
         best = min(best, time.perf_counter() - start)
     assert best < 50e-6
+
+
+# Across hosts
+
+SLOW = Network(link=0.25e9, socket=2e9, record_seconds=2e-6, hop_seconds=50e-6)
+"""A link of 2 Gbit/s."""
+FAST = Network(link=50e9, socket=20e9, record_seconds=0.5e-6, hop_seconds=5e-6)
+TOPOLOGIES = {
+    "2x1": Topology.even(2, 1),
+    "2x2": Topology.even(2, 2),
+    "3x1": Topology.even(3, 1),
+    "3+1": Topology((0, 0, 0, 1)),
+    "3+2+1": Topology((0, 0, 0, 1, 1, 2)),
+    "interleaved": Topology((0, 1, 2, 0, 1, 2)),
+}
+ROUND_NETWORK = Network(link=1e9, socket=1e15, record_seconds=100e-9, hop_seconds=10e-6)
+
+
+def test_a_record_between_hosts_by_hand() -> None:
+    """1000 ns to seal, 100 ns of a socket, 1016 ns on the link, 10 us on the way, 100 ns of a socket, 500 to open."""
+    plans = group(Collective.GATHER, "one_shot", 2, 1000, root=1, chunk=1024, topology=Topology.even(2, 1))
+    run = simulate(plans, replace(ROUND, network=ROUND_NETWORK, copy=1e15), DEPTH)
+    assert run.seconds == pytest.approx((1000 + 100 + 1016 + 10_000 + 100 + 500) * 1e-9)
+
+
+def test_ranks_of_a_host_share_its_link() -> None:
+    """Two ranks send at once: the second record leaves when the first has."""
+    calls = {"nbytes": 1000, "chunk": 1024, "root": 2}
+    alone = group(Collective.GATHER, "one_shot", 3, topology=Topology((0, 1, 2)), **calls)  # type: ignore[arg-type]
+    shared = group(Collective.GATHER, "one_shot", 3, topology=Topology((0, 0, 1)), **calls)  # type: ignore[arg-type]
+    rates = replace(ROUND, network=ROUND_NETWORK, copy=1e15)
+    # Records from two hosts arrive one after the other, too: the reader's link is as busy.
+    assert simulate(shared, rates, DEPTH).seconds == pytest.approx(simulate(alone, rates, DEPTH).seconds)
+    both = (1000 + 100 + 2 * 1016 + 10_000 + 100 + 500) * 1e-9
+    assert simulate(shared, rates, DEPTH).seconds == pytest.approx(both)
+
+
+def test_links_carry_both_directions_at_once() -> None:
+    plans = group(Collective.ALL_TO_ALL, "one_shot", 2, 100_000, chunk=1024, topology=Topology.even(2, 1))
+    rates = replace(ROUND, seal=1e15, open=1e15, copy=1e15, network=replace(ROUND_NETWORK, hop_seconds=0.0))
+    assert simulate(plans, rates, 1000).seconds == pytest.approx(100e-6, rel=0.1)
+
+
+def test_too_few_cores_slow_the_ranks_of_their_host_down() -> None:
+    plans = group(Collective.ALL_TO_ALL, "one_shot", 4, 640, topology=Topology((0, 0, 0, 1)))
+    full = simulate(plans, ROUND, DEPTH)
+    one = simulate(plans, replace(ROUND, cores=1), DEPTH)
+    assert one.busy == pytest.approx([seconds * (3 if rank < 3 else 1) for rank, seconds in enumerate(full.busy)])
+
+
+@pytest.mark.parametrize("network", [SLOW, Network(), FAST], ids=["slow", "ethernet", "fast"])
+@pytest.mark.parametrize("hosts", TOPOLOGIES)
+def test_estimates_across_hosts_agree_with_the_simulation(hosts: str, network: Network) -> None:
+    """Of a rooted collective, an estimate is for the slowest root: it is not told where the root is."""
+    agree(TOPOLOGIES[hosts], network, EVERY)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("network", [SLOW, Network(), FAST], ids=["slow", "ethernet", "fast"])
+@pytest.mark.parametrize("hosts", ["4x2", "8x2", "7x3", "16x1", "16x2", "32x1"])
+def test_estimates_between_many_hosts_agree_with_the_simulation(hosts: str, network: Network) -> None:
+    count, each = map(int, hosts.split("x"))
+    agree(Topology.even(count, each), network, EVERY)
+
+
+def agree(topology: Topology, network: Network, every: list[tuple[Collective, str]]) -> None:
+    rates = replace(HOST, network=network)
+    for collective, algorithm in every:
+        roots = [group[-1] for group in topology.groups] if collective in ROOTED else [0]
+        for nbytes, chunk in ((4 << 10, 16 << 10), (64 << 10, 16 << 10), (1 << 20, 64 << 10)):
+            moved = 0 if collective is Collective.BARRIER else nbytes
+            simulated = []
+            for root in roots:
+                plans = group(collective, algorithm, len(topology), moved, root=root, chunk=chunk, topology=topology)
+                simulated.append(simulate(plans, rates, DEPTH).seconds)
+            ratio = estimate(collective, algorithm, topology, moved, chunk, 8, rates) / max(simulated)
+            assert 0.6 < ratio < 1.6, f"{collective.name} {algorithm}, {moved} bytes in {chunk}: {ratio:.2f}"
+
+
+def test_two_hosts_of_two_ranks_reduce_64_mib_faster_in_a_hierarchy_than_in_a_ring() -> None:
+    """It carries S over each link, the ring 1.5 S; on 2 Gbit/s that is what counts."""
+    topology, whole = TOPOLOGIES["2x2"], 64 << 20
+    rates = replace(HOST, network=SLOW)
+    seconds, over_link = {}, {}
+    for algorithm in ("hierarchical", "ring"):
+        plans = group(Collective.ALL_REDUCE, algorithm, 4, whole, chunk=64 << 10, topology=topology)
+        carried = check(plans, DEPTH).carried
+        over_link[algorithm] = {sum(carried[rank] for rank in ranks) for ranks in topology.groups}
+        seconds[algorithm] = simulate(plans, rates, DEPTH).seconds
+    assert over_link == {"hierarchical": {whole}, "ring": {whole * 3 // 2}}
+    assert seconds["ring"] / seconds["hierarchical"] >= 1.3
+    priced = {name: estimate(Collective.ALL_REDUCE, name, topology, whole, 64 << 10, 8, rates) for name in seconds}
+    assert priced["ring"] / priced["hierarchical"] >= 1.3
+    assert whole / SLOW.link / seconds["hierarchical"] > 0.95, "the link is busy all the time"

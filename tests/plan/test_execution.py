@@ -11,6 +11,7 @@ import pytest
 from securecoll.codes import Collective
 from securecoll.plan.call import REDUCTIONS, Call
 from securecoll.plan.ir import Plan
+from securecoll.plan.topology import Topology
 from tests.plan.cases import EVERY, NAMES, group
 from tests.plan.executor import Bytes, Group
 
@@ -74,7 +75,7 @@ def shapes(collective: Collective) -> list[dict[str, object]]:
         return [{}]
     if collective is Collective.ALL_TO_ALL:
         return [{"nbytes": 0}, {"nbytes": 140}, {"edges": EDGES}]
-    even: list[dict[str, object]] = [{"nbytes": 0}, {"nbytes": 2}, {"nbytes": 64 * 11 - 6}]
+    even: list[dict[str, object]] = [{"nbytes": 0}, {"nbytes": 2}, {"nbytes": 64 * 15 - 6}]
     parted = collective in (
         Collective.ALL_GATHER,
         Collective.GATHER,
@@ -85,18 +86,22 @@ def shapes(collective: Collective) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("in_place", [False, True], ids=["distinct", "in_place"])
+@pytest.mark.parametrize("hosts", [(0, 0, 0, 0), (0, 0, 1, 1), (0, 1, 0, 0), (0, 1, 2, 0)], ids=str)
 @pytest.mark.parametrize(("collective", "algorithm"), EVERY, ids=NAMES)
-def test_plans_compute_their_collective_in_any_order(collective: Collective, algorithm: str, in_place: bool) -> None:
+def test_plans_compute_their_collective_in_any_order(
+    collective: Collective, algorithm: str, hosts: tuple[int, ...], in_place: bool
+) -> None:
+    topology = Topology(hosts)
     seed = random.randrange(1 << 32)
     draw = random.Random(seed)
     print(f"seed {seed}")
     for shape in shapes(collective):
-        plans: list[Plan] = group(collective, algorithm, SIZE, root=2, itemsize=2, wave=2, **shape)  # type: ignore[arg-type]
+        plans: list[Plan] = group(collective, algorithm, SIZE, root=2, itemsize=2, wave=3, topology=topology, **shape)  # type: ignore[arg-type]
         calls = [plan.call for plan in plans if plan.call is not None]
         memory = buffers(calls, draw, in_place)
         inputs = [data.copy() for data, _ in memory]
         factors = [np.float16(draw.uniform(0.5, 1.5)) for _ in range(SIZE)]
-        assert Group(plans, memory, 3, factors, draw).run(), "deadlock, or records that nobody read"
+        assert Group(plans, memory, 4, factors, topology, draw).run(), "deadlock, or records that nobody read"
         for rank, (_, out) in enumerate(memory):
             if collective not in REDUCTIONS:
                 assert out.tobytes() == expected(calls, inputs, rank).tobytes()

@@ -10,7 +10,8 @@ import pytest
 
 from securecoll.codes import Collective
 from securecoll.plan.check import PlanError, check
-from securecoll.plan.ir import INPUT, OUTPUT, Block, Plan, Record, Step, StepOp, Stream, from_rank
+from securecoll.plan.ir import INPUT, OUTPUT, Block, Plan, Record, Step, StepOp, Stream, from_all, from_rank, to_all
+from securecoll.plan.topology import Topology
 from tests.plan.cases import group
 
 DEPTH = 4
@@ -25,6 +26,11 @@ def edited(plans: list[Plan], rank: int, index: int, change: Change) -> list[Pla
 
 def with_steps(plans: list[Plan], rank: int, steps: list[Step]) -> list[Plan]:
     return [replace(p, steps=tuple(steps)) if p.rank == rank else p for p in plans]
+
+
+def streams(step: Step) -> set[Stream]:
+    """What a step reads."""
+    return {source.stream for source in step.sources if isinstance(source, Record)}
 
 
 def everywhere(plans: list[Plan], change: Callable[[Plan], Plan]) -> list[Plan]:
@@ -444,12 +450,102 @@ def test_a_record_that_is_right_only_with_distinct_buffers() -> None:
     )
 
 
+# Hosts
+
+
+@pytest.fixture
+def across() -> list[Plan]:
+    """all_gather, hosts of ranks 0, 1 and 2, 3. Steps: seal, keep, then what rank 0 or 2 or 1 or 3 sealed: the host's
+    other rank's, then of the other host what that one relays and what this rank relays."""
+    return group(Collective.ALL_GATHER, "one_shot", 4, 128, wave=2, topology=Topology.even(2, 2))
+
+
+def test_the_plans_across_hosts_that_faults_are_planted_in_are_right(across: list[Plan]) -> None:
+    assert check(across, DEPTH).carried == (128,) * 4
+
+
+def test_ranks_placed_on_other_hosts(across: list[Plan]) -> None:
+    call = across[1].call
+    assert call is not None
+    other = replace(across[1], call=replace(call, topology=Topology((0, 1, 0, 1))))
+    refuses([across[0], other, *across[2:]], "rank 1 places ranks on other hosts than rank 0")
+
+
+def test_a_lane_to_all_read_from_another_host(across: list[Plan]) -> None:
+    astray = fields(sources=(Record(from_all(4, 2), Stream(2)),))
+    refuses(edited(across, 0, 4, astray), "rank 0 step 4 (FORWARD) reads from lane 6, which it does not have")
+
+
+def test_a_lane_to_all_of_a_rank_that_is_alone() -> None:
+    plans = group(Collective.BROADCAST, "one_shot", 2, 64, topology=Topology.even(2, 1))
+    astray = fields(lanes=(to_all(2),))
+    refuses(edited(plans, 0, 0, astray), "rank 0 step 0 (SEAL) writes to lane 2, which it does not have")
+
+
+def test_a_relay_that_keeps_its_host_waiting(across: list[Plan]) -> None:
+    """Rank 0 opens what rank 2 sealed but does not pass it on to rank 1."""
+    kept = fields(op=StepOp.OPEN, lanes=())
+    refuses(edited(across, 0, 4, kept), "the lane from rank 0 to all gets 2 records but rank 1 reads 4")
+
+
+def test_a_relay_that_opens_before_it_passes_on_in_another_order(across: list[Plan]) -> None:
+    """Rank 1 takes what rank 0 relays before what rank 0 sealed itself."""
+    seal, keep, near, relayed, own = across[1].steps
+    refuses(
+        with_steps(across, 1, [seal, keep, relayed, near, own]),
+        "record 0 on the lane from rank 0 to all is 64 bytes as record 0 of the sender stream of rank 0 ... "
+        "but 64 bytes as record 0 of the sender stream of rank 2 ...",
+    )
+
+
+def test_ciphertext_that_crosses_twice(across: list[Plan]) -> None:
+    """Right in every other way, but rank 1 gets its own copy of what rank 2 sealed, past the relay."""
+    passing = fields(op=StepOp.OPEN, lanes=())
+    plans = edited(across, 0, 4, passing)
+    plans = edited(plans, 1, 3, fields(sources=(Record(from_rank(2), Stream(2)),)))
+    plans = edited(plans, 2, 0, fields(lanes=(*across[2].steps[0].lanes, 1)))
+    refuses(plans, "rank 2 seals 128, opens 384 and carries 256 bytes, but 128, 384 and 128 are documented")
+
+
+def test_an_exchange_whose_ends_add_in_different_orders() -> None:
+    plans = group(Collective.ALL_REDUCE, "recursive_doubling", 2, 128, topology=Topology.even(2, 1))
+    turned = fields(sources=plans[1].steps[1].sources[::-1])
+    refuses(edited(plans, 1, 1, turned), "... ranks 0 and 1 reduce in different orders or round differently")
+
+
+def test_an_exchange_that_adds_what_it_has_not_rounded() -> None:
+    """A rank that adds its input where the other one adds what it sealed."""
+    plans = group(Collective.ALL_REDUCE, "recursive_doubling", 2, 128, topology=Topology.even(2, 1))
+    received = plans[0].steps[1].sources[1]
+    unrounded = fields(sources=(Block(INPUT, 0, 128), received), scale=True, block=Block(OUTPUT, 0, 128))
+    plans = edited(plans, 0, 1, unrounded)
+    refuses(edited(plans, 0, 0, fields(block=None)), "... reduce in different orders or round differently")
+
+
 # Witnesses
 
 
 def test_a_barrier_that_hears_not_everyone() -> None:
+    """Right in every other way: rank 0 says nothing, and nobody listens."""
     plans = group(Collective.BARRIER, "one_shot", 3)
-    refuses(with_steps(plans, 1, list(plans[1].steps[:-1])), "rank 1 opens no record of rank 0")
+    for rank in range(3):
+        steps = [s for s in plans[rank].steps if s.stream != Stream(0) and Stream(0) not in streams(s)]
+        plans = with_steps(plans, rank, steps)
+    refuses(plans, "rank 1 opens no record of rank 0")
+
+
+def test_a_barrier_whose_hosts_tell_of_what_they_have_not_heard() -> None:
+    """Four hosts: without waiting for the first round, a second record speaks of no more than its writer's host."""
+    plans = group(Collective.BARRIER, "hierarchical", 4, topology=Topology.even(4, 1))
+    assert check(plans, DEPTH).records_opened == (2, 2, 2, 2)
+    for rank in range(4):
+        plans = edited(plans, rank, 2, fields(after=()))
+    refuses(plans, "rank 0 opens no record of rank 1")
+
+
+def test_a_barrier_that_releases_a_host_too_early() -> None:
+    plans = group(Collective.BARRIER, "hierarchical", 4, topology=Topology.even(2, 2))
+    refuses(edited(plans, 0, 3, fields(after=(0,))), "rank 1 opens no record of rank 2")
 
 
 def test_a_gather_that_skips_an_empty_part() -> None:
@@ -467,4 +563,4 @@ def test_bytes_sealed_twice() -> None:
     again = Step(StepOp.SEAL, 64, block=Block(INPUT, 0, 64), lanes=(1,), stream=Stream(0, 1))
     take = Step(StepOp.OPEN, 64, block=Block(OUTPUT, 0, 64), sources=(Record(from_rank(0), Stream(0, 1)),), after=(0,))
     plans = with_steps(with_steps(plans, 0, [*plans[0].steps, again]), 1, [*plans[1].steps, take])
-    refuses(plans, "rank 0 seals 128 and opens 0 bytes, but 64 and 0 are documented")
+    refuses(plans, "rank 0 seals 128, opens 0 and carries 0 bytes, but 64, 0 and 0 are documented")

@@ -13,6 +13,7 @@ from securecoll.plan import ALGORITHMS, Plan, encode, plan
 from securecoll.plan.call import slices
 from securecoll.plan.ir import INPUT, OUTPUT, Block, Record, StepOp, Stream, cipher_blocks, records
 from securecoll.plan.one_shot import ALL_TO_ALL_EDGE_BYTES
+from securecoll.plan.topology import Topology
 from tests.plan.cases import EVERY, NAMES, filling, group
 
 
@@ -36,6 +37,11 @@ def make(collective: Collective = Collective.ALL_REDUCE, rank: int = 0, size: in
         (Collective.ALL_REDUCE, {"wave": 0}, "wave must be at least 1, not 0"),
         (Collective.ALL_REDUCE, {"rank": 2}, "rank must be in [0, size) and size at least 1, not rank 2 of 2"),
         (Collective.ALL_REDUCE, {"size": 0}, "rank must be in [0, size) and size at least 1, not rank 0 of 0"),
+        (
+            Collective.ALL_REDUCE,
+            {"topology": Topology.single(3)},
+            "the topology must have one host per rank, 2, not 3",
+        ),
         (Collective.BROADCAST, {"root": 2}, "root must be a rank in [0, 2), not 2"),
         (Collective.ALL_REDUCE, {"itemsize": 3}, "itemsize must divide 64, not 3"),
         (Collective.ALL_REDUCE, {"nbytes": 6}, "nbytes must hold whole elements of 4 bytes, not 6"),
@@ -135,10 +141,12 @@ def test_encoding() -> None:
 
 
 def test_identity_is_the_documented_hash() -> None:
-    parts = [pack(">I", 1), b"\1", b"ring", pack(">I", 3), pack(">Q", 192), b"", pack(">I", 4), pack(">I", 0)]
-    parts += [pack(">I", 64), pack(">I", 8)]
-    text = b"SCOLL/1 plan\0" + b"".join(pack(">I", len(part)) + part for part in parts)
-    assert make(size=3, nbytes=192, algorithm="ring").identity == hashlib.sha256(text).digest()
+    for topology, hosts in ((None, b""), (Topology.single(3), b""), (Topology((0, 1, 0)), pack(">3I", 0, 1, 0))):
+        parts = [pack(">I", 2), b"\1", b"ring", pack(">I", 3), pack(">Q", 192), b"", pack(">I", 4), pack(">I", 0)]
+        parts += [hosts, pack(">I", 64), pack(">I", 8)]
+        text = b"SCOLL/1 plan\0" + b"".join(pack(">I", len(part)) + part for part in parts)
+        made = make(size=3, nbytes=192, algorithm="ring", topology=topology)
+        assert made.identity == hashlib.sha256(text).digest()
 
 
 def test_identity_tells_calls_apart_and_is_equal_on_all_ranks() -> None:
@@ -152,6 +160,7 @@ def test_identity_tells_calls_apart_and_is_equal_on_all_ranks() -> None:
         {"chunk": 128},
         {"wave": 4},
         {"size": 3},
+        {"topology": Topology.even(2, 1)},
     ]
     seen = {make(**{**base, **change}).identity for change in [{}, *others]}  # type: ignore[arg-type]
     assert len(seen) == 1 + len(others)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
+from dataclasses import replace
 
 import pytest
 
 from securecoll.codes import Collective
-from securecoll.plan import ALGORITHMS
+from securecoll.plan import ALGORITHMS, plan, serves
+from securecoll.plan.cost import Network
 from securecoll.plan.ir import records
-from securecoll.plan.tuner import DEPTH, WAVE, choose, default_chunk
+from securecoll.plan.topology import Topology
+from securecoll.plan.tuner import DEPTH, HOST, WAVE, candidates, choose, default_chunk
 from tests.plan.cases import EVERY
 
 SIZES = [8, 1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 24, 1 << 28]
@@ -102,3 +106,62 @@ def test_other_processes_choose_alike() -> None:
     )
     there = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
     assert there.stdout.splitlines()[::-1] == table.splitlines()
+
+
+# Across hosts
+
+
+def test_across_hosts_small_messages_take_few_hops_and_large_ones_few_bytes() -> None:
+    for topology in (Topology.even(8, 1), Topology.even(16, 8), Topology.even(512, 8)):
+        size = len(topology)
+        for nbytes, reduced, spread in ((8, "recursive_doubling", "tree"), (1 << 28, "hierarchical", "hierarchical")):
+            assert choose(Collective.ALL_REDUCE, size, nbytes, topology=topology).algorithm == reduced
+            assert choose(Collective.BROADCAST, size, nbytes, topology=topology).algorithm == spread
+            assert choose(Collective.REDUCE, size, nbytes, topology=topology).algorithm == spread
+
+
+def test_two_hosts_of_two_ranks_reduce_large_buffers_in_a_hierarchy() -> None:
+    topology = Topology.even(2, 2)
+    rates = replace(HOST, network=Network(link=0.25e9))
+    assert choose(Collective.ALL_REDUCE, 4, 64 << 20, topology=topology, rates=rates).algorithm == "hierarchical"
+
+
+def test_only_small_groups_may_meet_everyone() -> None:
+    assert "one_shot" in candidates(Collective.ALL_GATHER, Topology.even(2, 2))
+    assert "one_shot" not in candidates(Collective.ALL_GATHER, Topology.even(16, 8))
+    assert candidates(Collective.GATHER, Topology.even(16, 8)) == ("one_shot",)
+
+
+def test_one_host_is_served_as_without_a_topology() -> None:
+    for collective, algorithm in EVERY:
+        for nbytes in SIZES:
+            assert choose(collective, 4, nbytes, topology=Topology.single(4)) == choose(collective, 4, nbytes)
+        pinned = choose(collective, 4, 1 << 20, topology=Topology.even(2, 2), algorithm=algorithm)
+        assert pinned.algorithm == algorithm
+
+
+def test_chunks_follow_the_ranks_of_a_host() -> None:
+    assert choose(Collective.ALL_TO_ALL, 4096, 1 << 20, topology=Topology.even(512, 8)).chunk == default_chunk(8)
+
+
+def test_a_choice_for_4096_ranks_takes_milliseconds() -> None:
+    topology = Topology.even(512, 8)
+    start = time.perf_counter()
+    for collective in Collective:
+        choose(collective, 4096, 0 if collective is Collective.BARRIER else 12_345_600, topology=topology)
+    assert time.perf_counter() - start < 0.2
+
+
+@pytest.mark.parametrize("wave", [1, WAVE])
+def test_every_choice_can_be_planned_however_uneven_hosts_are(wave: int) -> None:
+    for hosts in ((0, *[1] * 12), (0, 1, 2, *[3] * 20), (0, 0, 0, 1, 1), (0, 1, 0, 2)):
+        topology, size = Topology(hosts), len(hosts)
+        for collective in Collective:
+            for nbytes in (0,) if collective is Collective.BARRIER else (64, 1 << 20):
+                choice = choose(collective, size, nbytes, topology=topology, wave=wave)
+                assert choice.wave == wave
+                made = plan(collective, 1, size, nbytes=nbytes, itemsize=1, topology=topology, **choice._asdict())
+                assert 1 <= made.wave <= wave
+    lopsided = Topology((0, *[1] * 12))
+    assert not serves(Collective.ALL_REDUCE, "hierarchical", lopsided, WAVE)
+    assert choose(Collective.REDUCE_SCATTER, 13, 1 << 20, topology=lopsided).algorithm == "ring"
