@@ -18,8 +18,8 @@
 #include "engine/clock.hpp"
 #include "engine/communicator.hpp"
 #include "engine/error.hpp"
-#include "engine/pool.hpp"
 #include "engine/mesh.hpp"
+#include "engine/pool.hpp"
 #include "engine/table.hpp"
 #include "host/host_memory.hpp"
 #include "module.hpp"
@@ -576,12 +576,10 @@ void bind_engine(nb::module_& m) {
             return mesh.meet(now_ns() + static_cast<int64_t>(seconds * 1e9));
           },
           nb::arg("seconds"), "Meets the peers that do not, for so long at most. Whether all were met.")
-      .def("missing", [](const PyMesh& m) { return m.get().missing(); }, "Who was not met, and why.")
       .def(
-          "strangers",
-          [](const PyMesh& m) {
-            return nb::make_tuple(m.get().strangers(), m.get().last_stranger());
-          },
+          "missing", [](const PyMesh& m) { return m.get().missing(); }, "Who was not met, and why.")
+      .def(
+          "strangers", [](const PyMesh& m) { return nb::make_tuple(m.get().strangers(), m.get().last_stranger()); },
           "Connections so far that proved nothing, and what is to be said of the last.")
       .def(
           "is_shared", [](const PyMesh& m, uint32_t peer) { return m.get().is_shared(peer); }, nb::arg("peer"))
@@ -614,14 +612,14 @@ void bind_engine(nb::module_& m) {
       .def(
           "__init__",
           [](PyCommunicator* self, uint32_t rank, uint32_t size, uint32_t slot_bytes, double timeout,
-             uint64_t budget_blocks, bool crowded, PyMesh* mesh, const nb::list& link_tx,
-             const nb::list& link_rx, const nb::list& control_tx, const nb::list& control_rx, const nb::list& sender,
-             nb::object planner, nb::object devices, const std::optional<std::string>& kernels) {
+             uint64_t budget_blocks, bool crowded, PyMesh* mesh, const nb::list& link_tx, const nb::list& link_rx,
+             const nb::list& control_tx, const nb::list& control_rx, const nb::list& sender, nb::object planner,
+             nb::object devices, const std::optional<std::string>& kernels) {
             Roots roots{secrets_of(link_tx), secrets_of(link_rx), secrets_of(control_tx), secrets_of(control_rx),
                         secrets_of(sender)};
             new (self) PyCommunicator(rank, size, slot_bytes, timeout, budget_blocks, crowded,
-                                      mesh ? std::move(mesh->mesh) : nullptr, std::move(roots),
-                                      std::move(planner), std::move(devices), kernels);
+                                      mesh ? std::move(mesh->mesh) : nullptr, std::move(roots), std::move(planner),
+                                      std::move(devices), kernels);
           },
           nb::arg("rank"), nb::arg("size"), nb::arg("slot_bytes"), nb::arg("timeout"), nb::arg("budget_blocks"),
           nb::arg("crowded"), nb::arg("mesh").none(), nb::arg("link_tx"), nb::arg("link_rx"), nb::arg("control_tx"),

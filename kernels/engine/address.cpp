@@ -80,8 +80,8 @@ std::vector<Address> decode_addresses(const uint8_t in[kAddressesBytes]) {
 std::vector<Interface> interfaces() {
   ifaddrs* list = nullptr;
   if (getifaddrs(&list) != 0)
-    throw EngineError(ErrorKind::config, std::string("the network interfaces cannot be listed: ") +
-                                             std::strerror(errno));
+    throw EngineError(ErrorKind::config,
+                      std::string("the network interfaces cannot be listed: ") + std::strerror(errno));
   std::vector<Interface> found;
   for (const ifaddrs* i = list; i; i = i->ifa_next) {
     if (!i->ifa_addr || !(i->ifa_flags & IFF_UP)) continue;

@@ -86,7 +86,8 @@ Communicator::Communicator(CommunicatorOptions options, std::unique_ptr<Mesh> me
   heard_.assign(n, 0);
   left_.assign(n, 0);
   if (n == 1) return;
-  if (!mesh_) throw EngineError(ErrorKind::config, here() + "a group of " + std::to_string(n) + " needs a mesh");
+  if (!mesh_ || !mesh_->has_met())
+    throw EngineError(ErrorKind::config, here() + "a group of " + std::to_string(n) + " needs a mesh that met all");
   for (const auto* list : {&roots.link_tx, &roots.link_rx, &roots.control_tx, &roots.control_rx, &roots.sender})
     if (list->size() != n) throw EngineError(ErrorKind::config, here() + "wrong number of stream roots");
   for (uint32_t p = 0; p < n; p++) {
@@ -480,7 +481,7 @@ void Communicator::doze(int64_t at_most_ns) {
     if (r.moved || r.idle)
       backoff.cancel();
     else
-      backoff.sleep(std::min(at_most_ns, recheck_ns()));
+      backoff.doze(std::min(at_most_ns, recheck_ns()));
   } else {
     sched_yield();
   }
@@ -558,9 +559,8 @@ bool Communicator::step() {
       const std::string peer = std::to_string(executor_.failed_peer());
       fail({ErrorKind::authentication,
             where(*current_) +
-                (executor_.lane_violated()
-                     ? "the lane words shared with rank " + peer + " moved as no honest peer moves them"
-                     : "a record on the lane from rank " + peer + " failed authentication") +
+                (executor_.lane_violated() ? "the lane shared with rank " + peer + " moved as no honest peer moves it"
+                                           : "a record on the lane from rank " + peer + " failed authentication") +
                 "; the host or the network changed it, or the ranks do not run the same program; nothing of it was "
                 "used"},
            kListen);
@@ -669,9 +669,10 @@ void Communicator::look_around() {
       still(left);
       if (!gone.empty() || !left.empty()) {
         const bool died = !gone.empty();
-        fail({ErrorKind::peer_lost, where(*current_) + ranks_text(died ? gone : left) +
-                                        (died ? " is gone: its process ended" : " closed its communicator") +
-                                        "; restart the job, or the group, without it"},
+        fail({ErrorKind::peer_lost,
+              where(*current_) + ranks_text(died ? gone : left) +
+                  (died ? " is gone: its process ended, or its host did" : " closed its communicator") +
+                  "; restart the job, or the group, without it"},
              kListenShort, (died ? gone : left)[0]);
         return;
       }
@@ -679,8 +680,7 @@ void Communicator::look_around() {
   }
   if (!asked_ && now - blocked_since_ > kAskAfter) {
     asked_ = true;
-    for (uint32_t p : awaited())
-      control_[p]->send(about(ControlKind::query, ErrorKind::none, p, current_->sequence));
+    for (uint32_t p : awaited()) control_[p]->send(about(ControlKind::query, ErrorKind::none, p, current_->sequence));
   }
 }
 

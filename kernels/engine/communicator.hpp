@@ -11,8 +11,8 @@
 
 #include "engine/control.hpp"
 #include "engine/executor.hpp"
-#include "engine/operation.hpp"
 #include "engine/mesh.hpp"
+#include "engine/operation.hpp"
 #include "engine/store_choice.hpp"
 
 namespace securecoll {
@@ -42,8 +42,8 @@ using DeviceSource = std::function<std::unique_ptr<Memory>(uint32_t ordinal, con
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
   // `mesh` is null for a group of one, and has met everyone. `memory` is the CPU's.
-  Communicator(CommunicatorOptions options, std::unique_ptr<Mesh> mesh, Roots roots, Memory* memory,
-               Planner planner, DeviceSource devices);
+  Communicator(CommunicatorOptions options, std::unique_ptr<Mesh> mesh, Roots roots, Memory* memory, Planner planner,
+               DeviceSource devices);
   ~Communicator();
 
   // The caller owns one reference to the operation. `algorithm`: 0 lets the tuner choose. Throws EngineError: config
@@ -116,7 +116,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void zero_output(const Operation& op) const;
   // Nobody rings a bell when a device is done.
   int64_t recheck_ns() const { return executor_.outstanding() ? kRecheckNs / 40 : kRecheckNs; }
-  bool step();          // progress_ held
+  bool step();  // progress_ held
   // The ranks that the operation in progress waits for.
   std::vector<uint32_t> awaited();
   void look_around();   // progress_ held: clocks, control, liveness

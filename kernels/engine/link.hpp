@@ -5,10 +5,11 @@
 //   u8 kind | u8 lane | u16 zero | u32 number | u32 bytes
 //
 // A *record* frame is followed by `bytes` of one sealed record; `number` counts the lane's records. A *credit* frame
-// has none; its `number` counts the records of the opposite lane that this end gave back. The header is a routing hint,
-// unauthenticated: it says in which of the lane's private slots a record belongs, and nothing is allocated or believed
-// for it. A header that does not fit (an unknown lane, a number out of order, a record too short or long, more records
-// than there are slots, credit for what was not sent) is a violation, and the last thing that is read of that socket.
+// has none; its `number` counts the records of the opposite lane that this end gave back. The header is a routing
+// hint, unauthenticated: it says in which of the lane's private slots a record belongs, and nothing is allocated or
+// believed for it. A header that does not fit (an unknown lane, a number out of order, a record too short or long,
+// more records than there are slots, credit for what was not sent) is a violation, and the last thing that is read of
+// that socket.
 //
 // A writer may have as many records under way as its lane is deep: so whatever arrives has a slot waiting, no lane
 // stands in the way of another, and the socket is always read to its end. Nothing in here blocks.

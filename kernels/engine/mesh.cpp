@@ -15,8 +15,8 @@
 namespace securecoll {
 namespace {
 
-// A socket's lanes are deeper than those in shared memory, and than plans ask for: the way is longer, a rank that is held
-// up holds others up less, and slots that are not needed are not touched.
+// A socket's lanes are deeper than those in shared memory, and than plans ask for: the way is longer, a rank that is
+// held up holds others up less, and slots that are not needed are not touched.
 constexpr uint64_t kDeeper = 4;
 
 // With so few links each is asked for news; with more, the kernel is asked which have any.
@@ -81,8 +81,9 @@ void Mesh::connect(const std::vector<std::string>& endpoints) {
     if (load_be32(e) != peer || load_be32(e + 4) != shape_.size || load_be32(e + 8) != shape_.slot_bytes ||
         load_be32(e + 12) != shape_.depth)
       throw EngineError(ErrorKind::handshake,
-                        who(peer) + " has lanes of another shape; run the same version and configuration on every "
-                                    "rank");
+                        who(peer) +
+                            " has lanes of another shape; run the same version and configuration on every "
+                            "rank");
     static constexpr uint8_t kNone[Segment::kEndpointBytes] = {};
     if (std::memcmp(e + 16, kNone, sizeof kNone) == 0)
       why_not_[peer] += why_not_[peer].empty() ? "it has no shared memory" : "";
@@ -98,6 +99,8 @@ void Mesh::agree(std::vector<Secret> conn_tx, std::vector<Secret> conn_rx) {
   bool any = false;
   for (uint32_t peer = 0; peer < shape_.size; peer++) {
     if (peer == rank_) continue;
+    if (conn_tx[peer].size() != 32 || conn_rx[peer].size() != 32)
+      throw EngineError(ErrorKind::config, who(peer) + "'s connection roots are missing");
     shared_[peer] = segment_ && segment_->meets(peer);
     any |= shared_[peer];
     if (shared_[peer]) continue;
@@ -231,7 +234,7 @@ void Mesh::laggards(std::vector<uint32_t>& ranks) const {
 void Mesh::leave(int64_t until) {
   for (;;) {
     bool all = true;
-    for (Watched& w : links_) all &= w.link->leave();
+    for (Watched& w : links_) all &= !w.link->alive() || w.link->leave();
     if (all || now_ns() >= until) return;
     sleep_briefly();
   }

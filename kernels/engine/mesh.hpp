@@ -33,12 +33,14 @@ class Mesh {
   Mesh& operator=(const Mesh&) = delete;
 
   // In this order: what to announce; looks, before this rank confirms the handshake, which peers share memory with it;
-  // once all have confirmed, settles which do, and takes over the roots "conn" of each pair, by peer; meets the others.
+  // once all have confirmed, settles which do, and takes over the roots "conn" of each pair, by peer; meets the
+  // others.
   std::string endpoint() const;
   void connect(const std::vector<std::string>& endpoints);
   void agree(std::vector<Secret> conn_tx, std::vector<Secret> conn_rx);
   // Whether everyone was met by `until` (ns, monotonic). Throws EngineError: handshake, when someone cannot be.
   bool meet(int64_t until);
+  bool has_met() const { return !meeting_; }
   // Who was not, and why.
   std::string missing() const;
   // Connections to this rank so far that proved nothing, and what is to be said of the last.

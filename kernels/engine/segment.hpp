@@ -65,8 +65,8 @@ class Segment {
 
   void endpoint(uint8_t out[kEndpointBytes]) const;
   // Maps the segment that a peer announced, and says so in this rank's own. False with the reason when it cannot be
-  // mapped here, or is not the one that the peer made. Throws EngineError: handshake, when no peer could have announced
-  // this.
+  // mapped here, or is not the one that the peer made. Throws EngineError: handshake, when no peer could have
+  // announced this.
   bool map(uint32_t peer, const uint8_t endpoint[kEndpointBytes], std::string& why_not);
   // Once every rank has tried: whether both found each other's. Equal on both ends. Unmaps the segment of a peer that
   // is not met.

@@ -4,8 +4,8 @@
 // that has news looks at it and, when it is not zero, wakes the sleepers; it needs no write access for that. A wake-up
 // that falls between the last look and the sleep is lost, so a sleep is never longer than the recheck interval.
 //
-// News from another host rings no bell. Where there are sockets, a thread sleeps on them instead; where there are peers
-// of both kinds, only as long as a fraction of what it has waited already, since then no bell wakes it.
+// News from another host rings no bell. Where there are sockets, a thread sleeps on them instead; where there are
+// peers of both kinds, only as long as a fraction of what it has waited already, since then no bell wakes it.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -35,6 +35,8 @@ class Backoff {
   void prepare();
   void cancel();
   void sleep(int64_t at_most_ns);
+  // The same, for one that does not know how long it has waited.
+  void doze(int64_t at_most_ns);
   // Worth looking at clocks, control lanes and liveness now?
   bool idle() const { return turns_ > 64; }
 
