@@ -337,8 +337,8 @@ def verdicts_over_tcp(rows: Sequence[Row], aead: object, memory: object, ranks: 
     result = []
     for size, least in ((LARGE, 1.0), (8, 2.0)) if ranks == 2 else ():
         row = found.get(("all_reduce", size))
-        ratio = row.ratio(["gloo"], "securecoll") if row else None
-        what = f"all_reduce {_size(size)} over TCP, gloo's time over ours"
+        ratio = row.ratio(["gloo"], "securecoll_torch") if row else None
+        what = f"all_reduce {_size(size)} over TCP, gloo's time over ours, both through torch"
         text = None if ratio is None else f"{ratio:.2f}x"
         result.append(Verdict(what, f"at least {least:g}x", text, ratio is not None and ratio >= least))
     return result

@@ -96,7 +96,8 @@ Communicator::Communicator(CommunicatorOptions options, std::unique_ptr<Mesh> me
   heard_.assign(n, 0);
   left_.assign(n, 0);
   if (n == 1) return;
-  if (!mesh_) throw EngineError(ErrorKind::config, here() + "a group of " + std::to_string(n) + " needs a mesh");
+  if (!mesh_ || !mesh_->has_met())
+    throw EngineError(ErrorKind::config, here() + "a group of " + std::to_string(n) + " needs a mesh that met all");
   for (const auto* list : {&roots.link_tx, &roots.link_rx, &roots.p2p_tx, &roots.p2p_rx, &roots.control_tx,
                            &roots.control_rx, &roots.sender})
     if (list->size() != n) throw EngineError(ErrorKind::config, here() + "wrong number of stream roots");
@@ -560,7 +561,7 @@ void Communicator::doze(int64_t at_most_ns) {
     if (r.moved || r.idle)
       backoff.cancel();
     else
-      backoff.sleep(std::min(at_most_ns, recheck_ns()));
+      backoff.doze(std::min(at_most_ns, recheck_ns()));
   } else {
     sched_yield();
   }
@@ -643,9 +644,8 @@ bool Communicator::step() {
       const std::string peer = std::to_string(executor_.failed_peer());
       fail({ErrorKind::authentication,
             where(*current_) +
-                (executor_.lane_violated()
-                     ? "the lane words shared with rank " + peer + " moved as no honest peer moves them"
-                     : "a record on the lane from rank " + peer + " failed authentication") +
+                (executor_.lane_violated() ? "the lane shared with rank " + peer + " moved as no honest peer moves it"
+                                           : "a record on the lane from rank " + peer + " failed authentication") +
                 "; the host or the network changed it, or the ranks do not run the same program; nothing of it was "
                 "used"},
            kListen);
@@ -810,7 +810,8 @@ bool Communicator::lost() {
   const auto text = [&](const Operation& op, const std::vector<uint32_t>& ranks) {
     const bool one = ranks.size() == 1;
     const std::string left = one ? " closed its communicator" : " closed their communicators";
-    const std::string died = one ? " is gone: its process ended" : " are gone: their processes ended";
+    const std::string died =
+        one ? " is gone: its process ended, or its host did" : " are gone: their processes ended, or their hosts did";
     return where(op) + ranks_text(ranks) + (left_[ranks[0]] ? left : died) +
            "; restart the job, or the group, without " + (one ? "it" : "them");
   };

@@ -238,7 +238,8 @@ bool Link::alive() {
   tcp_info info{};
   socklen_t bytes = sizeof info;
   if (getsockopt(socket_.get(), IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) return true;
-  const bool unanswered = (info.tcpi_unacked && info.tcpi_retransmits >= 2) || info.tcpi_probes;
+  // Two: the first may be under way.
+  const bool unanswered = (info.tcpi_unacked && info.tcpi_retransmits >= 2) || info.tcpi_probes >= 2;
   return !(unanswered && info.tcpi_last_ack_recv > kSilenceMs);
 }
 

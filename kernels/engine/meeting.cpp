@@ -68,9 +68,10 @@ Meeting::Meeting(uint32_t rank, const std::vector<Address>& addresses) : rank_(r
     if (listener && a.family() == AF_INET6) set(listener.get(), IPPROTO_IPV6, IPV6_V6ONLY, 1);
     socklen_t bytes = sizeof a.storage;
     if (!listener || bind(listener.get(), a.get(), a.bytes()) != 0 || listen(listener.get(), kQueue) != 0 ||
-        getsockname(listener.get(), a.get(), &bytes) != 0)
-      throw EngineError(ErrorKind::config, "rank " + std::to_string(rank) + ": cannot listen on " + a.text() + ": " +
-                                               reason() + "; SECURECOLL_IFNAME names another interface");
+        getsockname(listener.get(), a.get(), &bytes) != 0) {
+      left_out_ += " (it cannot on " + a.text() + ": " + reason() + ")";
+      continue;
+    }
     addresses_.push_back(a);
     listeners_.push_back(std::move(listener));
   }
@@ -85,7 +86,7 @@ void Meeting::expect(uint32_t peer, std::vector<Address> addresses, Secret tx, S
       p.addresses.push_back(a);
   if (p.addresses.empty())
     throw EngineError(ErrorKind::handshake,
-                      "rank " + std::to_string(rank_) + " listens on " + listed(addresses_) + ", rank " +
+                      "rank " + std::to_string(rank_) + " listens on " + listed(addresses_) + left_out_ + ", rank " +
                           std::to_string(peer) + " on " + listed(addresses) +
                           ": they share no memory, and no family of addresses; SECURECOLL_IFNAME names the interface");
   p.tx = std::move(tx);

@@ -23,7 +23,7 @@ namespace securecoll {
 
 class Meeting {
  public:
-  // Listens on these addresses, each on a port that the kernel picks. Throws EngineError: config.
+  // Listens on these addresses, each on a port that the kernel picks. One where it cannot listen is left out.
   Meeting(uint32_t rank, const std::vector<Address>& addresses);
 
   // Where it listens.
@@ -85,6 +85,7 @@ class Meeting {
 
   const uint32_t rank_;
   std::vector<Address> addresses_;
+  std::string left_out_;
   std::vector<Descriptor> listeners_;
   std::vector<Pending> pending_;  // oldest first
   std::vector<Peer> peers_;

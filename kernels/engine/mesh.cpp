@@ -101,6 +101,8 @@ void Mesh::agree(std::vector<Secret> conn_tx, std::vector<Secret> conn_rx) {
   bool any = false;
   for (uint32_t peer = 0; peer < shape_.size; peer++) {
     if (peer == rank_) continue;
+    if (conn_tx[peer].size() != 32 || conn_rx[peer].size() != 32)
+      throw EngineError(ErrorKind::config, who(peer) + "'s connection roots are missing");
     shared_[peer] = segment_ && segment_->meets(peer);
     any |= shared_[peer];
     if (shared_[peer]) continue;
@@ -258,7 +260,7 @@ void Mesh::laggards(std::vector<uint32_t>& ranks) const {
 void Mesh::leave(int64_t until) {
   for (;;) {
     bool all = true;
-    for (Watched& w : links_) all &= w.link->leave();
+    for (Watched& w : links_) all &= !w.link->alive() || w.link->leave();
     if (all || now_ns() >= until) return;
     sleep_briefly();
   }

@@ -40,6 +40,7 @@ class Mesh {
   void agree(std::vector<Secret> conn_tx, std::vector<Secret> conn_rx);
   // Whether everyone was met by `until` (ns, monotonic). Throws EngineError: handshake, when someone cannot be.
   bool meet(int64_t until);
+  bool has_met() const { return !meeting_; }
   // Who was not, and why.
   std::string missing() const;
   // Connections to this rank so far that proved nothing, and what is to be said of the last.

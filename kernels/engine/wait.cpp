@@ -83,6 +83,11 @@ void Backoff::cancel() {
   if (alarm_.sockets < 0) alarm_.bell->sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 
+void Backoff::doze(int64_t at_most_ns) {
+  if (alarm_.both) slept_at_ = now_ns() - kRecheckNs / 2;
+  sleep(at_most_ns);
+}
+
 void Backoff::sleep(int64_t at_most_ns) {
   at_most_ns = std::min(at_most_ns, kRecheckNs);
   if (alarm_.sockets >= 0) {

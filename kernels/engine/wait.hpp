@@ -35,6 +35,8 @@ class Backoff {
   void prepare();
   void cancel();
   void sleep(int64_t at_most_ns);
+  // The same, for one that does not know how long it has waited.
+  void doze(int64_t at_most_ns);
   // Worth looking at clocks, control lanes and liveness now?
   bool idle() const { return turns_ > 64; }
 

@@ -1,12 +1,13 @@
 """Someone in the middle: a relay that two ranks' socket passes through, and that sees and changes what is on it.
 
-Endpoints are authenticated, so the host cannot redirect a rank by lying about them; it can by routing. A test plays that
-in the connecting rank's process: what :func:`through` makes of it connects to the relay, and tells the relay where it
-wanted to go.
+Endpoints are authenticated, so the host cannot redirect a rank by lying about them; it can by routing. A test plays
+that in the connecting rank's process: what :func:`through` makes of it connects to the relay, and tells the relay where
+it wanted to go.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import struct
@@ -121,10 +122,8 @@ class Relay:
 
 def with_suppressed(call: Callable[[], object]) -> None:
     """What may fail because the other thread was first."""
-    try:
+    with contextlib.suppress(OSError):
         call()
-    except OSError:
-        pass
 
 
 def reset(s: socket.socket) -> None:

@@ -331,7 +331,7 @@ def test_a_recording_relay_sees_no_plaintext(tmp_path: Path) -> None:
     assert len(relay.seen) > 2 * len(CANARY) * 200
     assert CANARY not in relay.seen
     with socket.create_server(("127.0.0.1", 0)) as elsewhere:
-        (tmp_path / "target").write_text("127.0.0.1 {}".format(elsewhere.getsockname()[1]))
+        (tmp_path / "target").write_text(f"127.0.0.1 {elsewhere.getsockname()[1]}")
         with socket.create_connection(("127.0.0.1", relay.port)) as plain:
             plain.sendall(bytes(10) + CANARY)
             deadline = time.monotonic() + 5
@@ -538,5 +538,3 @@ def _announced(rank: int, folder: Path) -> None:
 
 def test_nobody_listens_once_all_have_met(tmp_path: Path) -> None:
     assert run(2, tmp_path, _listening, str(tmp_path), prepare=_announced) == [False, False]
-
-

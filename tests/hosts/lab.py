@@ -1,4 +1,4 @@
-"""Several hosts in one: network namespaces on a bridge, each rank with the memory and the network of its host alone."""
+"""Several hosts in one: network namespaces on a bridge, each rank with its host's memory and network alone."""
 
 from __future__ import annotations
 
