@@ -364,7 +364,7 @@ def _listening_at(endpoint: bytes, folder: Path) -> bytes:
     return endpoint[:at] + port.to_bytes(2, "big") + bytes(2) + socket.inet_aton("127.0.0.1") + bytes(24)
 
 
-def _outcomes(folder: Path, prepare: object, timeout: float = 2.0) -> list[BaseException | None]:
+def _outcomes(folder: Path, prepare: object, timeout: float = 4.0) -> list[BaseException | None]:
     with group(2, folder, _shared, shape=SMALL, timeout=timeout, prepare=prepare) as ranks:
         outcomes = ranks.finish()
     assert not left_behind()
@@ -374,7 +374,8 @@ def _outcomes(folder: Path, prepare: object, timeout: float = 2.0) -> list[BaseE
 def test_whoever_has_another_connection_key_is_not_let_in(tmp_path: Path) -> None:
     zero, one = _outcomes(tmp_path, _wrong_conn_key)
     assert isinstance(zero, securecoll.HandshakeError) and "rank 1: it has not connected" in str(zero)
-    assert isinstance(one, securecoll.HandshakeError) and "closed the connection" in str(one)
+    # Closed on it each time, until the other one gave up and was no longer there.
+    assert isinstance(one, securecoll.HandshakeError) and "not everyone could be reached: rank 0: " in str(one)
 
 
 def test_whoever_answers_without_the_key_is_not_believed(tmp_path: Path) -> None:
