@@ -20,6 +20,7 @@ from securecoll.codes import Collective, DType, ReduceOp
 from securecoll.errors import ConfigError, HandshakeError
 from securecoll.identity import KeyFile, KeySource, Policy
 from securecoll.plan import tuner
+from securecoll.plan.topology import Topology
 from securecoll.rendezvous import Exchange, MPIExchange
 from securecoll.shape import Shape, cores
 
@@ -177,11 +178,14 @@ class Communicator:
                 policy,
                 psk,
                 exchange if exchange is not None else _Alone(),
-                b"" if mesh is None else mesh.endpoint(),
-                lambda endpoints: None if mesh is None else mesh.connect(endpoints),
+                b"" if mesh is None else mesh.endpoint() + network.host(settings.transport != "tcp"),
+                lambda endpoints: (
+                    None if mesh is None else mesh.connect([e[: -network.HOST_BYTES] for e in endpoints])
+                ),
                 deadline,
             )
-            transports = "nobody else" if mesh is None else _meet(mesh, session, deadline)
+            topology = Topology.of(endpoint[-network.HOST_BYTES :] for endpoint in session.endpoints)
+            transports = "nobody else" if mesh is None else _meet(mesh, session, topology, deadline)
             engine = _engine.Communicator(
                 rank,
                 size,
@@ -197,7 +201,7 @@ class Communicator:
                 session.control_tx,
                 session.control_rx,
                 session.sender,
-                _Planner(rank, size, shape),
+                _Planner(rank, size, shape, topology),
                 cuda.source(device),
                 kernels,
             )
@@ -646,8 +650,8 @@ def _at_exit() -> None:
 class _Planner:
     """Plans a call for the engine, which caches what it returns."""
 
-    def __init__(self, rank: int, size: int, shape: Shape) -> None:
-        self._rank, self._size, self._shape = rank, size, shape
+    def __init__(self, rank: int, size: int, shape: Shape, topology: Topology) -> None:
+        self._rank, self._size, self._shape, self._topology = rank, size, shape, topology
 
     def __call__(
         self,
@@ -675,6 +679,7 @@ class _Planner:
             max_chunk=self._shape.slot_bytes,
             wave=self._shape.wave,
             algorithm=_ALGORITHMS[algorithm] or None,
+            topology=self._topology,
         )
         made = plan.plan(
             kind,
@@ -689,6 +694,7 @@ class _Planner:
             chunk=chunk,
             wave=wave,
             algorithm=name,
+            topology=self._topology,
         )
 
         def descriptor(elements: int) -> int:
@@ -730,9 +736,9 @@ def _mesh(exchange: Exchange, shape: Shape) -> _engine.Mesh:
     )
 
 
-def _meet(mesh: _engine.Mesh, session: handshake.Session, deadline: float) -> str:
+def _meet(mesh: _engine.Mesh, session: handshake.Session, topology: Topology, deadline: float) -> str:
     """Settles with every peer how records travel, and connects where there is no shared memory. Says which it is."""
-    mesh.agree(session.conn_tx, session.conn_rx)
+    mesh.agree(session.conn_tx, session.conn_rx, topology.hosts)
     told, next_word = 0, time.monotonic() + _STRANGERS_SECONDS
     met = False
     while not met:

@@ -1,13 +1,20 @@
-"""Which network interface a rank listens on."""
+"""Which host a rank is on, and which of its network interfaces it listens on."""
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
+import os
 import socket
+import struct
 from dataclasses import dataclass
+from pathlib import Path
 
 from securecoll import _engine
 from securecoll.errors import ConfigError
+
+HOST_BYTES = 16
+"""Of what :func:`host` returns."""
 
 _ELSEWHERE = ("192.0.2.1", "2001:db8::1")
 """Addresses for documentation: nobody's, so the default route leads to them. Nothing is sent there."""
@@ -19,6 +26,23 @@ class Interface:
 
     name: str
     addresses: tuple[str, ...]
+
+
+def host(shared: bool) -> bytes:
+    """What ranks that may share memory have in common, and no others: a hash of the kernel's boot, the file system at
+    /dev/shm and the user. A rank that shares none (``shared`` is false, or there is no /dev/shm) is a host by itself.
+
+    It is a rank's own word, and decides which plans are made, alike on all ranks; whether two ranks really share memory
+    they prove to each other, and use a socket where they cannot.
+    """
+    try:
+        device = os.stat("/dev/shm").st_dev
+        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+    except OSError:
+        shared = False
+    if not shared:
+        return os.urandom(HOST_BYTES)
+    return hashlib.sha256(b"SCOLL/1 host\0" + boot + struct.pack(">QQ", device, os.geteuid())).digest()[:HOST_BYTES]
 
 
 def choose(name: str | None, meeting: str | None) -> Interface | None:

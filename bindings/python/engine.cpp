@@ -600,10 +600,10 @@ void bind_engine(nb::module_& m) {
           nb::arg("endpoints"), "Before this rank confirms: looks which peers share memory with it.")
       .def(
           "agree",
-          [](PyMesh& m, const nb::list& conn_tx, const nb::list& conn_rx) {
-            m.get().agree(secrets_of(conn_tx), secrets_of(conn_rx));
+          [](PyMesh& m, const nb::list& conn_tx, const nb::list& conn_rx, std::vector<uint32_t> hosts) {
+            m.get().agree(secrets_of(conn_tx), secrets_of(conn_rx), std::move(hosts));
           },
-          nb::arg("conn_tx"), nb::arg("conn_rx"),
+          nb::arg("conn_tx"), nb::arg("conn_rx"), nb::arg("hosts"),
           "Once everyone confirmed: settles who does. Takes over the roots of connections, by peer.")
       .def(
           "meet",

@@ -95,15 +95,16 @@ void Mesh::connect(const std::vector<std::string>& endpoints) {
   }
 }
 
-void Mesh::agree(std::vector<Secret> conn_tx, std::vector<Secret> conn_rx) {
-  if (conn_tx.size() != shape_.size || conn_rx.size() != shape_.size)
+void Mesh::agree(std::vector<Secret> conn_tx, std::vector<Secret> conn_rx, std::vector<uint32_t> hosts) {
+  if (conn_tx.size() != shape_.size || conn_rx.size() != shape_.size || hosts.size() != shape_.size)
     throw EngineError(ErrorKind::config, "rank " + std::to_string(rank_) + ": wrong number of connection roots");
+  hosts_ = std::move(hosts);
   bool any = false;
   for (uint32_t peer = 0; peer < shape_.size; peer++) {
     if (peer == rank_) continue;
     if (conn_tx[peer].size() != 32 || conn_rx[peer].size() != 32)
       throw EngineError(ErrorKind::config, who(peer) + "'s connection roots are missing");
-    shared_[peer] = segment_ && segment_->meets(peer);
+    shared_[peer] = segment_ && segment_->meets(peer) && hosts_[peer] == hosts_[rank_];
     any |= shared_[peer];
     if (shared_[peer]) continue;
     if (segment_ && why_not_[peer].empty()) why_not_[peer] = "it cannot map this rank's";
@@ -168,7 +169,8 @@ std::unique_ptr<LaneWriter> Mesh::writer_to(uint32_t peer) {
 std::unique_ptr<LaneWriter> Mesh::writer_to_all() {
   if (links_.empty()) return segment_->writer_to_all();
   std::vector<Link*> links;
-  for (const Watched& w : links_) links.push_back(w.link.get());
+  for (const Watched& w : links_)
+    if (hosts_[w.link->peer()] == hosts_[rank_]) links.push_back(w.link.get());
   return std::make_unique<LinkLaneWriter>(LaneKind::all, shape_of(LaneKind::all), std::move(links),
                                           segment_ ? segment_->writer_to_all() : nullptr);
 }

@@ -37,7 +37,9 @@ class Mesh {
   // others.
   std::string endpoint() const;
   void connect(const std::vector<std::string>& endpoints);
-  void agree(std::vector<Secret> conn_tx, std::vector<Secret> conn_rx);
+  // `hosts`: a number for each rank's host, by the ranks' own authenticated word; ranks of one may share memory, and
+  // the lane to all reaches them alone.
+  void agree(std::vector<Secret> conn_tx, std::vector<Secret> conn_rx, std::vector<uint32_t> hosts);
   // Whether everyone was met by `until` (ns, monotonic). Throws EngineError: handshake, when someone cannot be.
   bool meet(int64_t until);
   bool has_met() const { return !meeting_; }
@@ -105,6 +107,7 @@ class Mesh {
   const SegmentShape shape_;
   const LaneShapes lane_shapes_;
   std::unique_ptr<Segment> segment_;
+  std::vector<uint32_t> hosts_;  // by rank
   std::vector<uint8_t> shared_;  // by rank
   std::vector<std::string> why_not_;
   std::vector<std::vector<Address>> listening_;  // by rank
