@@ -1,8 +1,8 @@
 """Someone in the middle: a relay that two ranks' socket passes through, and that sees and changes what is on it.
 
 Endpoints are authenticated, so the host cannot redirect a rank by lying about them; it can by routing. A test plays
-that in the connecting rank's process: what :func:`through` makes of it connects to the relay, and tells the relay where
-it wanted to go.
+that in the connecting rank's process: :func:`through` lets it connect to the relay, and tell the relay where it wanted
+to go.
 """
 
 from __future__ import annotations
