@@ -29,20 +29,22 @@ class Interface:
 
 
 def host(shared: bool) -> bytes:
-    """What ranks that may share memory have in common, and no others: a hash of the kernel's boot, the file system at
-    /dev/shm and the user. A rank that shares none (``shared`` is false, or there is no /dev/shm) is a host by itself.
+    """What ranks that may share memory have in common, and no others: a hash of the kernel's boot, what is mounted at
+    /dev/shm, and the user. A rank that shares none (``shared`` false, or no /dev/shm) is a host of its own.
 
     It is a rank's own word, and decides which plans are made, alike on all ranks; whether two ranks really share memory
     they prove to each other, and use a socket where they cannot.
     """
     try:
-        device = os.stat("/dev/shm").st_dev
+        memory = Path("/dev/shm").stat()
         boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
     except OSError:
         shared = False
     if not shared:
         return os.urandom(HOST_BYTES)
-    return hashlib.sha256(b"SCOLL/1 host\0" + boot + struct.pack(">QQ", device, os.geteuid())).digest()[:HOST_BYTES]
+    return hashlib.sha256(
+        b"SCOLL/1 host\0" + boot + struct.pack(">QQQ", memory.st_dev, memory.st_ino, os.geteuid())
+    ).digest()[:HOST_BYTES]
 
 
 def choose(name: str | None, meeting: str | None) -> Interface | None:

@@ -104,10 +104,12 @@ void Mesh::agree(std::vector<Secret> conn_tx, std::vector<Secret> conn_rx, std::
     if (peer == rank_) continue;
     if (conn_tx[peer].size() != 32 || conn_rx[peer].size() != 32)
       throw EngineError(ErrorKind::config, who(peer) + "'s connection roots are missing");
-    shared_[peer] = segment_ && segment_->meets(peer) && hosts_[peer] == hosts_[rank_];
+    const bool beside = hosts_[peer] == hosts_[rank_];
+    if (segment_ && !beside) segment_->unmap(peer);
+    shared_[peer] = segment_ && beside && segment_->meets(peer);
     any |= shared_[peer];
     if (shared_[peer]) continue;
-    if (segment_ && why_not_[peer].empty()) why_not_[peer] = "it cannot map this rank's";
+    if (segment_ && beside && why_not_[peer].empty()) why_not_[peer] = "it cannot map this rank's";
     meeting_->expect(peer, std::move(listening_[peer]), std::move(conn_tx[peer]), std::move(conn_rx[peer]));
   }
   // What nobody shares is given back.

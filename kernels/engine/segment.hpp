@@ -76,6 +76,7 @@ class Segment {
   // Once every rank has tried: whether both found each other's. Equal on both ends. Unmaps the segment of a peer that
   // is not met.
   bool meets(uint32_t peer);
+  void unmap(uint32_t peer) noexcept { release(mappings_[peer]); }
   // Removes the name: everyone has mapped it. Idempotent.
   void unlink() noexcept;
 

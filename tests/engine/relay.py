@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from securecoll import network
+
 ADDRESSES_AT = 96
 """Of an endpoint: u16 IPv4 port | u16 IPv6 port | IPv4 address ..."""
 HEADER = struct.Struct(">BBHII")
@@ -139,9 +141,15 @@ def sockets_only(rank: int, folder: Path) -> None:
     os.environ["SECURECOLL_IFNAME"] = "lo"
 
 
+def same_host() -> None:
+    """This process's ranks make the plans of ranks that share a host, with lanes to all, whatever connects them."""
+    network.host = lambda shared: bytes(network.HOST_BYTES)
+
+
 def through(rank: int, folder: Path) -> None:
     """For ``prepare``: rank 1's connection to rank 0 passes through the relay of this folder."""
     sockets_only(rank, folder)
+    same_host()
     if rank == 0:
         return
 
@@ -151,7 +159,8 @@ def through(rank: int, folder: Path) -> None:
         host = socket.inet_ntoa(first[ADDRESSES_AT + 4 : ADDRESSES_AT + 8])
         (folder / "target").write_text(f"{host} {port}")
         relay = struct.pack(">HH", int((folder / "relay").read_text()), 0) + socket.inet_aton("127.0.0.1")
-        return [first[:ADDRESSES_AT] + relay + bytes(24), *endpoints[1:]]
+        rest = first[ADDRESSES_AT + 32 :]
+        return [first[:ADDRESSES_AT] + relay + bytes(24) + rest, *endpoints[1:]]
 
     on_connect(redirect)
 

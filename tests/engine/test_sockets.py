@@ -25,6 +25,17 @@ from tests.groups import SMALL, group, left_behind, run
 F32 = np.float32
 
 
+def _same_host(rank: int, folder: Path) -> None:
+    """Sockets only, with the plans of ranks that share a host."""
+    relays.sockets_only(rank, folder)
+    relays.same_host()
+
+
+def _same_host_but_one_apart(rank: int, folder: Path) -> None:
+    _one_apart(rank, folder)
+    relays.same_host()
+
+
 def _one_apart(rank: int, folder: Path) -> None:
     """Rank 1 has sockets only, all others share memory with each other."""
     os.environ["SECURECOLL_IFNAME"] = "lo"
@@ -38,9 +49,9 @@ def _shared(comm: Communicator) -> int:
 
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_every_collective_gives_the_same_bits_as_in_shared_memory(tmp_path: Path, size: int) -> None:
-    """All sockets, and sockets beside shared memory; small slots, so that lanes wrap around."""
+    """Under the same plans: all sockets, and sockets beside shared memory; small slots, so that lanes wrap around."""
     results = {}
-    for name, prepare in (("shm", None), ("tcp", relays.sockets_only), ("mixed", _one_apart)):
+    for name, prepare in (("shm", None), ("tcp", _same_host), ("mixed", _same_host_but_one_apart)):
         folder = tmp_path / name
         folder.mkdir()
         options = {} if prepare is None else {"prepare": prepare}
@@ -63,6 +74,7 @@ def _without_shared_memory(rank: int, folder: Path) -> None:
 
     os.environ["SECURECOLL_IFNAME"] = "lo"
     os.environ["SECURECOLL_LOG"] = "info"
+    relays.same_host()
     if rank == 0:
         return
     import logging
@@ -361,7 +373,8 @@ def _wrong_answer_key(rank: int, folder: Path) -> None:
 def _listening_at(endpoint: bytes, folder: Path) -> bytes:
     port = int((folder / "impostor").read_text())
     at = relays.ADDRESSES_AT
-    return endpoint[:at] + port.to_bytes(2, "big") + bytes(2) + socket.inet_aton("127.0.0.1") + bytes(24)
+    there = port.to_bytes(2, "big") + bytes(2) + socket.inet_aton("127.0.0.1") + bytes(24)
+    return endpoint[:at] + there + endpoint[at + 32 :]
 
 
 def _outcomes(folder: Path, prepare: object, timeout: float = 4.0) -> list[BaseException | None]:

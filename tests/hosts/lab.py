@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import itertools
 import os
 import shutil
@@ -11,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from securecoll import network
 
 _NEW_MOUNTS, _NEW_NETWORK, _PRIVATE = 0x20000, 0x40000000, 0x44000
 _numbers = itertools.count()
@@ -73,6 +76,14 @@ def lab(count: int, families: Sequence[int] = (4, 6)) -> Iterator[Lab]:
     finally:
         for namespace in namespaces:
             subprocess.run(["ip", "netns", "delete", namespace], capture_output=True, check=False)
+
+
+def placed(rank: int, folder: Path) -> None:
+    """For ``prepare``: this process stays where it is and says that it is on its rank's host. So ranks make
+    the plans that they make there, and those of different hosts use sockets."""
+    name = (folder / "hosts").read_text().splitlines()[rank]
+    os.environ["SECURECOLL_IFNAME"] = "lo"
+    network.host = lambda shared: hashlib.sha256(name.encode()).digest()[: network.HOST_BYTES]
 
 
 def enter(rank: int, folder: Path) -> None:

@@ -14,7 +14,8 @@ import pytest
 from securecoll import Communicator, SecureCollError
 from tests.engine.digests import every_result
 from tests.groups import SMALL, group, run
-from tests.hosts.lab import Lab, Unable, enter, lab
+from tests.hosts.lab import Lab, Unable, enter, lab, placed
+from tests.test_communicator import every_collective
 
 
 @contextmanager
@@ -28,8 +29,16 @@ def _hosts(count: int, families: Sequence[int] = (4, 6)) -> Iterator[Lab]:
         pytest.skip(str(e))
 
 
-def _shared_and_digest(comm: Communicator) -> tuple[int, str]:
-    return comm.shared_bytes, every_result(comm)
+def _everything(comm: Communicator) -> tuple[int, int, str]:
+    checks = every_collective(comm, (1, 1025, 9000))
+    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for count in (3, 200_000):
+        theirs = np.zeros(count)
+        work = comm.send(np.full(count, float(comm.rank)), after, async_op=True)
+        comm.recv(theirs, before)
+        work.wait()
+        assert (theirs == before).all()
+    return comm.shared_bytes, checks, every_result(comm)
 
 
 @pytest.mark.parametrize(
@@ -38,15 +47,18 @@ def _shared_and_digest(comm: Communicator) -> tuple[int, str]:
     ids=["two", "three-IPv4", "two-of-two-IPv6", "three-of-four-ranks"],
 )
 def test_every_collective_across_hosts(tmp_path: Path, placement: tuple[int, ...], families: tuple[int, ...]) -> None:
-    """The same bits as in shared memory, which the ranks of a host use, and nobody else."""
-    (tmp_path / "one-host").mkdir()
+    """What NumPy says; the same bits as on one machine under the same plans; and shared memory among the ranks of a
+    host, and nobody else."""
+    (tmp_path / "one-machine").mkdir()
     size = len(placement)
-    expected = run(size, tmp_path / "one-host", every_result, shape=SMALL)
     with _hosts(max(placement) + 1, families) as hosts:
         hosts.describe(tmp_path, placement)
-        found = run(size, tmp_path, _shared_and_digest, shape=SMALL, prepare=enter)
-    assert [digest for _, digest in found] == expected
-    for rank, (shared, _) in enumerate(found):
+        hosts.describe(tmp_path / "one-machine", placement)
+        found = run(size, tmp_path, _everything, shape=SMALL, prepare=enter)
+    expected = run(size, tmp_path / "one-machine", every_result, shape=SMALL, prepare=placed)
+    assert [digest for *_, digest in found] == expected
+    for rank, (shared, checks, _) in enumerate(found):
+        assert checks > 100
         assert bool(shared) == (placement.count(placement[rank]) > 1)
 
 
