@@ -7,6 +7,9 @@ while one set runs the others are blocked: so whatever else this machine does hi
 a round's iterations, then over rounds. All run with default settings; those that are not installed are left out, with
 a line that says so. The others send plaintext.
 
+Our ranks share memory, as ranks of one host do. ``--transport tcp`` keeps them from it, for the comparison with gloo,
+whose transport is TCP within a host, too.
+
 An iteration follows a barrier and lasts from when the last rank has entered the collective until the last rank has
 left it: nobody can finish earlier, and how unevenly a library's barrier lets ranks go is not the collective's. The
 time on the slowest rank, which counts that too, is ``slowest_us`` in the JSON.
@@ -216,7 +219,7 @@ def plan(options: argparse.Namespace) -> Iterator[tuple[str, int]]:
 
 def measure(groups: Sequence[Group], op: str, size: int, options: argparse.Namespace, sampler: Sampler | None) -> Row:
     """One row: every group checked once, then rounds that alternate between them."""
-    row = Row(op, size, options.ranks)
+    row = Row(op, size, options.ranks, options.transport)
     iters: dict[str, int] = {}
     slowest: dict[str, list[float]] = {}
     for group in groups:
@@ -328,6 +331,19 @@ def verdicts(rows: Sequence[Row], aead: dict[str, float], memory: dict[str, Any]
     return result
 
 
+def verdicts_over_tcp(rows: Sequence[Row], aead: object, memory: object, ranks: int) -> list[Verdict]:
+    """The project's targets over TCP, which are for two ranks. MPI stays in shared memory, so only gloo is a peer."""
+    found = {(row.op, row.bytes): row for row in rows}
+    result = []
+    for size, least in ((LARGE, 1.0), (8, 2.0)) if ranks == 2 else ():
+        row = found.get(("all_reduce", size))
+        ratio = row.ratio(["gloo"], "securecoll_torch") if row else None
+        what = f"all_reduce {_size(size)} over TCP, gloo's time over ours, both through torch"
+        text = None if ratio is None else f"{ratio:.2f}x"
+        result.append(Verdict(what, f"at least {least:g}x", text, ratio is not None and ratio >= least))
+    return result
+
+
 def _size(nbytes: int) -> str:
     for unit, scale in (("GiB", 1 << 30), ("MiB", MIB), ("KiB", 1 << 10)):
         if nbytes >= scale:
@@ -345,9 +361,10 @@ def _times(ratio: float | None) -> str:
     return "-" if ratio is None else f"{ratio:.2f}x"
 
 
-def times_table(rows: Sequence[Row], names: Sequence[str], ranks: int) -> Table:
+def times_table(rows: Sequence[Row], names: Sequence[str], ranks: int, transport: str) -> Table:
     """Medians, ratios and the floor."""
-    table = Table(title=f"Medians, {ranks} ranks, float32, shared memory; gloo and MPI in plaintext")
+    over = {"shm": "shared memory", "tcp": "TCP within one host"}[transport]
+    table = Table(title=f"Medians, {ranks} ranks, float32, {over}; gloo and MPI in plaintext")
     table.add_column("collective")
     for title in ("size", *names, "gloo / ours", "MPI / ours", "AEAD floor", "reached"):
         table.add_column(title, justify="right")
@@ -396,6 +413,12 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--sizes", type=_sizes, default=SIZES, help=f"of the first collective; others run the largest ({SIZES})")
     add("--ops", type=_names, default=",".join(COLLECTIVES), help="collectives (default: all six)")
     add("--contenders", default="securecoll,securecoll_torch,gloo,mpich,openmpi", help="whom to run (default: all)")
+    add(
+        "--transport",
+        choices=("shm", "tcp"),
+        default="shm",
+        help="between our ranks: shared memory, or TCP, which is all that gloo has (default shm)",
+    )
     add("--rounds", type=int, default=5, help="turns that each contender gets on each row (default 5)")
     add("--seconds", type=float, default=0.2, help="about how long a turn is (default 0.2)")
     add("--timeout", type=float, default=90.0, help="seconds after which a silent contender has failed (default 90)")
@@ -433,6 +456,8 @@ def start(kinds: Sequence[Kind], options: argparse.Namespace, folder: Path, stac
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
         if kind.name.startswith("securecoll"):
             environment["SECURECOLL_KEY_FILE"] = str(key)
+            if options.transport == "tcp":
+                environment["SECURECOLL_TRANSPORT"] = "tcp"
         group = Group(kind, options.ranks, own, environment, options.timeout)
         stack.callback(group.close)
         groups.append(group)
@@ -482,7 +507,8 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         for row in rows:
             if any(row.sealed):
                 row.floor_us = floor_seconds(rates, row.sealed, row.opened) * 1e6
-    found = verdicts(rows, aead, memory, options.ranks)
+    verdict = verdicts_over_tcp if options.transport == "tcp" else verdicts
+    found = verdict(rows, aead, memory, options.ranks)
     return {
         "rows": rows,
         "aead": aead,
@@ -492,6 +518,7 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         "machine": facts,
         "rounds": options.rounds,
         "ranks": options.ranks,
+        "transport": options.transport,
     }
 
 
@@ -499,7 +526,7 @@ def show(document: dict[str, Any], console: Console) -> None:
     """Prints what was measured."""
     facts, aead = document["machine"], document["aead"]
     names = list(document["versions"])
-    console.print(times_table(document["rows"], names, document["ranks"]))
+    console.print(times_table(document["rows"], names, document["ranks"], document["transport"]))
     console.print(f"{facts['cpu']}, {facts['cores']} cores, Linux {facts['kernel']}", highlight=False)
     for name, text in document["versions"].items():
         held = document["memory"][name]

@@ -15,11 +15,12 @@ from struct import pack
 from types import TracebackType
 from typing import Any, Literal, overload
 
-from securecoll import _engine, config, cuda, handshake, plan
+from securecoll import _engine, config, cuda, handshake, network, plan
 from securecoll.codes import Collective, DType, ReduceOp
-from securecoll.errors import ConfigError
+from securecoll.errors import ConfigError, HandshakeError
 from securecoll.identity import KeyFile, KeySource, Policy
 from securecoll.plan import tuner
+from securecoll.plan.topology import Topology
 from securecoll.rendezvous import Exchange, MPIExchange
 from securecoll.shape import Shape, cores
 
@@ -34,6 +35,10 @@ DEFAULT_TIMEOUT = 300.0
 
 EXIT_SECONDS = 2.0
 """How long a process that ends waits for what is in flight."""
+
+_LOOK_SECONDS = 0.5
+_STRANGERS_SECONDS = 5.0
+"""How often strangers at this rank's door are worth a line in the log."""
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
@@ -158,9 +163,11 @@ class Communicator:
             use=use,
             parent=parent_id,
         )
+        mesh: _engine.Mesh | None = None
+        session: handshake.Session | None = None
         try:
             psk = _key_source(key).psk() if parent is None else parent._child_key(params)
-            segment = _engine.Segment(rank, size, shape.slot_bytes, shape.depth) if size > 1 else None
+            mesh = None if exchange is None or size == 1 else _mesh(exchange, shape)
         except BaseException:
             if exchange is not None:
                 handshake.give_up(exchange, deadline)
@@ -171,10 +178,14 @@ class Communicator:
                 policy,
                 psk,
                 exchange if exchange is not None else _Alone(),
-                b"" if segment is None else segment.endpoint(),
-                lambda endpoints: None if segment is None else segment.connect(endpoints),
+                b"" if mesh is None else mesh.endpoint() + network.host(settings.transport != "tcp"),
+                lambda endpoints: (
+                    None if mesh is None else mesh.connect([e[: -network.HOST_BYTES] for e in endpoints])
+                ),
                 deadline,
             )
+            topology = Topology.of(endpoint[-network.HOST_BYTES :] for endpoint in session.endpoints)
+            transports = "nobody else" if mesh is None else _meet(mesh, session, topology, deadline)
             engine = _engine.Communicator(
                 rank,
                 size,
@@ -182,7 +193,7 @@ class Communicator:
                 timeout,
                 shape.budget_blocks,
                 size > cores(),
-                segment,
+                mesh,
                 session.link_tx,
                 session.link_rx,
                 session.p2p_tx,
@@ -190,13 +201,15 @@ class Communicator:
                 session.control_tx,
                 session.control_rx,
                 session.sender,
-                _Planner(rank, size, shape),
+                _Planner(rank, size, shape, topology),
                 cuda.source(device),
                 kernels,
             )
         except BaseException:
-            if segment is not None:
-                segment.close()
+            if session is not None:
+                session.erase()
+            if mesh is not None:
+                mesh.close()
             raise
         # What no stream took over (roots of lanes that nothing uses yet) is not kept, but for what children need.
         child, session.child = session.child, None
@@ -206,10 +219,11 @@ class Communicator:
         if settings.threads is not None:
             _engine.set_threads(settings.threads)
         log.info(
-            "rank %d of %d joined: members %s, shared memory, %d-byte slots, lanes of %d, AEAD %s",
+            "rank %d of %d joined: members %s, %s, %d-byte slots, lanes of %d, AEAD %s",
             rank,
             size,
             ",".join(map(str, group[:16])) + (",..." if size > 16 else ""),
+            transports,
             shape.slot_bytes,
             shape.depth,
             kernels or _engine.aead_names()[0],
@@ -636,8 +650,8 @@ def _at_exit() -> None:
 class _Planner:
     """Plans a call for the engine, which caches what it returns."""
 
-    def __init__(self, rank: int, size: int, shape: Shape) -> None:
-        self._rank, self._size, self._shape = rank, size, shape
+    def __init__(self, rank: int, size: int, shape: Shape, topology: Topology) -> None:
+        self._rank, self._size, self._shape, self._topology = rank, size, shape, topology
 
     def __call__(
         self,
@@ -665,6 +679,7 @@ class _Planner:
             max_chunk=self._shape.slot_bytes,
             wave=self._shape.wave,
             algorithm=_ALGORITHMS[algorithm] or None,
+            topology=self._topology,
         )
         made = plan.plan(
             kind,
@@ -679,6 +694,7 @@ class _Planner:
             chunk=chunk,
             wave=wave,
             algorithm=name,
+            topology=self._topology,
         )
 
         def descriptor(elements: int) -> int:
@@ -704,6 +720,44 @@ class _Alone:
     def exchange(self, round: int, blob: bytes, max_len: int, deadline: float) -> list[bytes]:
         """Nobody else is there."""
         return [blob]
+
+
+def _mesh(exchange: Exchange, shape: Shape) -> _engine.Mesh:
+    """This rank's end of what will connect it with its peers: its segment, and where it listens."""
+    settings = config.current()
+    interface = network.choose(settings.ifname, getattr(exchange, "host", None))
+    return _engine.Mesh(
+        exchange.rank,
+        exchange.size,
+        shape.slot_bytes,
+        shape.depth,
+        settings.transport != "tcp",
+        () if interface is None else interface.addresses,
+    )
+
+
+def _meet(mesh: _engine.Mesh, session: handshake.Session, topology: Topology, deadline: float) -> str:
+    """Settles with every peer how records travel, and connects where there is no shared memory. Says which it is."""
+    mesh.agree(session.conn_tx, session.conn_rx, topology.hosts)
+    told, next_word = 0, time.monotonic() + _STRANGERS_SECONDS
+    met = False
+    while not met:
+        met = mesh.meet(min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
+        if not met and time.monotonic() >= deadline:
+            raise HandshakeError(f"rank {session.rank}: not everyone could be reached: {mesh.missing()}")
+        strangers, last = mesh.strangers()
+        if strangers > told and (met or time.monotonic() >= next_word):
+            log.warning("rank %d: %d connections proved nothing and were closed; %s", session.rank, strangers, last)
+            told, next_word = strangers, time.monotonic() + _STRANGERS_SECONDS
+    peers = [peer for peer in range(session.size) if peer != session.rank]
+    distant = [peer for peer in peers if not mesh.is_shared(peer)]
+    if not distant:
+        return "shared memory"
+    if len(distant) == len(peers):
+        why = mesh.why_not_shared(distant[0])
+        return f"TCP ({why})" if why else "TCP"
+    ranks = ",".join(map(str, distant[:16])) + (",..." if len(distant) > 16 else "")
+    return f"shared memory, and TCP with {ranks} ({mesh.why_not_shared(distant[0])})"
 
 
 def _key_source(key: KeySource | str | os.PathLike[str] | None) -> KeySource:

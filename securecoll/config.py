@@ -61,6 +61,18 @@ def _seconds(name: str, text: str) -> float:
     return value
 
 
+def _interface(name: str, text: str) -> str:
+    if not 0 < len(text) <= 64 or not text.isprintable():
+        raise ConfigError(f"{name}={text[:40]!r}: give the name of a network interface, or unset it")
+    return text
+
+
+def _transport(name: str, text: str) -> str:
+    if text not in ("auto", "tcp"):
+        raise ConfigError(f"{name}={text[:40]!r}: use auto or tcp")
+    return text
+
+
 def _threads(name: str, text: str) -> int:
     return _whole(name, text, 1, 1024)
 
@@ -122,6 +134,21 @@ class Config:
         _threads,
         "The most threads of the process-wide progress pool; never more than the engine would take.",
         "threads",
+    )
+    ifname: str | None = _knob(
+        None,
+        _interface,
+        "Network interface that this rank listens on and connects from; without it, the one that leads to where the "
+        "ranks meet, else the default route's, else loopback.",
+        "name",
+    )
+    transport: str = _knob(
+        "auto",
+        _transport,
+        "How records travel: auto, through shared memory between ranks that share it and else through TCP; tcp, "
+        "through TCP alone.",
+        "auto or tcp",
+        shown="auto",
     )
     log: int = _knob(
         logging.WARNING,

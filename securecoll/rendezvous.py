@@ -104,6 +104,14 @@ class StoreExchange:
         """How many ranks there are."""
         return self._size
 
+    @property
+    def host(self) -> str | None:
+        """The host through which the ranks meet, where the store tells: the way there is the way to the others."""
+        store = self._store
+        while hasattr(store, "underlying_store"):  # torch's PrefixStore
+            store = store.underlying_store
+        return getattr(store, "host", None)
+
     def exchange(self, round: int, blob: bytes, max_len: int, deadline: float) -> list[bytes]:
         """See :class:`Exchange`."""
         if round == 1:

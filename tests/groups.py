@@ -48,7 +48,10 @@ def _rank(
 ) -> None:
     exchange = securecoll.DirectoryExchange(folder / "exchange", rank=rank, size=size) if size > 1 else None
     began = time.monotonic()
+    options = dict(options)
     try:
+        if "prepare" in options:
+            options.pop("prepare")(rank, folder)
         if "device" in options:
             options = {**options, "device": options["device"](rank)}
         comm = Communicator.create(exchange, key, **{"timeout": GROUP_SECONDS, **options})
@@ -115,7 +118,8 @@ def group(
     size: int, folder: Path, body: Callable[..., Any], *args: Any, per_rank: list[Any] | None = None, **options: Any
 ) -> Iterator[Group]:
     """Starts ``size`` ranks. ``per_rank`` gives each rank's further arguments; ``options`` go to
-    :meth:`Communicator.create`; there, ``device`` is called with the rank, in its process."""
+    :meth:`Communicator.create`; there, ``device`` is called with the rank, in its process. So is ``prepare``, with the
+    rank and the group's folder, before anything else."""
     (folder / "exchange").mkdir()
     key = folder / "key"
     descriptor = os.open(key, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
@@ -185,7 +189,7 @@ class HostView:
     def __init__(self, pid: int, rank: int, size: int, shape: Shape) -> None:
         self.rank, self.size, self.shape = rank, size, shape
         self.stride = self._pages(shape.slot_bytes + 16)
-        self.heads_at = 2 * self._PAGE
+        self.heads_at = 2 * self._PAGE + self._pages(size * self._WORD)
         self.tails_at = self.heads_at + self._pages((4 * size + 1) * self._WORD)
         self.control_at = self.tails_at + self._pages(5 * size * self._WORD)
         self.slots_at = self._pages(self.control_at + size * self._CONTROL_DEPTH * self._CONTROL_STRIDE)

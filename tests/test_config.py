@@ -51,6 +51,20 @@ def test_each_knob_is_read():
     assert is_hex_key(read(KEY=HEX).key)
 
 
+def test_the_network_knobs():
+    assert (read().ifname, read().transport) == (None, "auto")
+    assert (read(IFNAME="eth1").ifname, read(TRANSPORT="tcp").transport) == ("eth1", "tcp")
+    for name, value in (
+        ("IFNAME", ""),
+        ("IFNAME", "e" * 65),
+        ("IFNAME", "a\nb"),
+        ("TRANSPORT", "shm"),
+        ("TRANSPORT", ""),
+    ):
+        with pytest.raises(ConfigError, match=f"SECURECOLL_{name}"):
+            read(**{name: value})
+
+
 def test_every_knob_is_documented():
     rows = config.knobs()
     assert [row.name for row in rows] == ["SECURECOLL_" + f.name.upper() for f in dataclasses.fields(Config)]

@@ -546,7 +546,7 @@ def test_f9_a_segment_without_owner_is_swept_and_others_are_not(tmp_path: Path) 
         path.write_bytes(b"x")
     probe = (
         "from securecoll import _engine; import time\n"
-        "s = _engine.Segment(0, 2, 4096, 4); print('up', flush=True); time.sleep(30)"
+        "s = _engine.Mesh(0, 2, 4096, 4, True, []); print('up', flush=True); time.sleep(30)"
     )
     try:
         _age(old, 120)

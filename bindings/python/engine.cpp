@@ -1,4 +1,4 @@
-// Segments, communicators and operations for Python, and the function table for other extension modules.
+// Meshes, communicators and operations for Python, and the function table for other extension modules.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -18,8 +18,8 @@
 #include "engine/clock.hpp"
 #include "engine/communicator.hpp"
 #include "engine/error.hpp"
+#include "engine/mesh.hpp"
 #include "engine/pool.hpp"
-#include "engine/segment.hpp"
 #include "engine/table.hpp"
 #include "host/host_memory.hpp"
 #include "module.hpp"
@@ -237,12 +237,12 @@ nb::object counts_of(const uint64_t* counts, uint32_t n) {
   return nb::tuple(list);
 }
 
-// Handed to its communicator once the handshake is over.
-struct PySegment {
-  std::unique_ptr<Segment> segment;
-  Segment& get() const {
-    if (!segment) throw EngineError(ErrorKind::closed, "this segment belongs to a communicator now");
-    return *segment;
+// Handed to its communicator once the handshake is over and everyone was met.
+struct PyMesh {
+  std::unique_ptr<Mesh> mesh;
+  Mesh& get() const {
+    if (!mesh) throw EngineError(ErrorKind::closed, "this mesh belongs to a communicator now, or is closed");
+    return *mesh;
   }
 };
 
@@ -315,7 +315,7 @@ class PyOperation {
 class PyCommunicator {
  public:
   PyCommunicator(uint32_t rank, uint32_t size, uint32_t slot_bytes, double timeout, uint64_t budget_blocks,
-                 bool crowded, std::unique_ptr<Segment> segment, Roots roots, nb::object planner, nb::object devices,
+                 bool crowded, std::unique_ptr<Mesh> mesh, Roots roots, nb::object planner, nb::object devices,
                  const std::optional<std::string>& kernels) {
     Memory* memory = host::memory(kernels ? kernels->c_str() : nullptr);
     if (!memory) throw EngineError(ErrorKind::config, "this CPU has no kernels named " + *kernels);
@@ -339,7 +339,7 @@ class PyCommunicator {
       }
     };
     CommunicatorOptions options{rank, size, slot_bytes, static_cast<int64_t>(timeout * 1e9), budget_blocks, crowded};
-    communicator_ = std::make_shared<Communicator>(options, std::move(segment), std::move(roots), memory, plan,
+    communicator_ = std::make_shared<Communicator>(options, std::move(mesh), std::move(roots), memory, plan,
                                                    device_source(std::move(devices), rank, slot_bytes));
   }
   ~PyCommunicator() { sc_release_exported(); }
@@ -519,7 +519,7 @@ class PyCommunicator {
   static DeviceSource device_source(nb::object devices, uint32_t rank, uint32_t slot_bytes) {
     if (devices.is_none()) return nullptr;
     auto call = shared(std::move(devices));
-    return [call, rank, slot_bytes](uint32_t ordinal, const Segment* segment) {
+    return [call, rank, slot_bytes](uint32_t ordinal, const Mesh* mesh) {
       nb::gil_scoped_acquire gil;
       try {
         nb::object made = (*call)(ordinal);
@@ -527,7 +527,7 @@ class PyCommunicator {
         options.slot_bytes = slot_bytes;
         options.mapped = nb::cast<bool>(made.attr("mapped"));
         options.copies_block = nb::cast<bool>(made.attr("copies_block"));
-        if (segment) options.ranges = segment->ranges();
+        if (mesh) options.ranges = mesh->ranges();
         const auto device = nb::cast<PyDevice&>(made.attr("engine")).device;
         std::unique_ptr<Memory> memory;
         {
@@ -563,38 +563,75 @@ void bind_engine(nb::module_& m) {
     }
   });
 
-  nb::class_<PySegment>(m, "Segment", "This rank's shared memory, and its view of its peers'.")
+  nb::class_<PyMesh>(m, "Mesh", "What connects a rank with its peers: shared memory and sockets.")
       .def(
           "__init__",
-          [](PySegment* self, uint32_t rank, uint32_t size, uint32_t slot_bytes, uint32_t depth) {
+          [](PyMesh* self, uint32_t rank, uint32_t size, uint32_t slot_bytes, uint32_t depth, bool shared,
+             const std::vector<std::string>& addresses) {
             if (size < 2 || rank >= size || slot_bytes == 0 || slot_bytes % 64 || depth == 0)
               throw EngineError(ErrorKind::config,
-                                "a segment needs 0 <= rank < size, 2 <= size, slots of a multiple of 64 bytes");
+                                "a mesh needs 0 <= rank < size, 2 <= size, slots of a multiple of 64 bytes");
             nb::gil_scoped_release free;
-            new (self) PySegment{std::make_unique<Segment>(rank, SegmentShape{size, slot_bytes, depth})};
+            std::vector<Address> listen;
+            for (const std::string& a : addresses) listen.push_back(Address::parse(a));
+            new (self) PyMesh{std::make_unique<Mesh>(rank, SegmentShape{size, slot_bytes, depth}, shared, listen)};
           },
-          nb::arg("rank"), nb::arg("size"), nb::arg("slot_bytes"), nb::arg("depth"))
+          nb::arg("rank"), nb::arg("size"), nb::arg("slot_bytes"), nb::arg("depth"), nb::arg("shared"),
+          nb::arg("addresses"))
       .def(
           "endpoint",
-          [](const PySegment& s) {
-            const auto e = s.get().endpoint();
+          [](const PyMesh& m) {
+            const auto e = m.get().endpoint();
             return nb::bytes(e.data(), e.size());
           },
-          "What peers need to map it: goes into the authenticated handshake.")
+          "What peers need to reach this rank: goes into the authenticated handshake.")
       .def(
           "connect",
-          [](PySegment& s, const nb::list& endpoints) {
+          [](PyMesh& m, const nb::list& endpoints) {
             std::vector<std::string> texts;
             for (nb::handle h : endpoints) {
               const auto b = nb::cast<nb::bytes>(h);
               texts.emplace_back(b.c_str(), b.size());
             }
-            Segment& segment = s.get();
+            Mesh& mesh = m.get();
             nb::gil_scoped_release free;
-            segment.connect(texts);
+            mesh.connect(texts);
           },
-          nb::arg("endpoints"), "Maps all peers' segments from all ranks' endpoints.")
-      .def("close", [](PySegment& s) { s.segment.reset(); }, "Unmaps and removes it, when joining failed.");
+          nb::arg("endpoints"), "Before this rank confirms: looks which peers share memory with it.")
+      .def(
+          "agree",
+          [](PyMesh& m, const nb::list& conn_tx, const nb::list& conn_rx, std::vector<uint32_t> hosts) {
+            m.get().agree(secrets_of(conn_tx), secrets_of(conn_rx), std::move(hosts));
+          },
+          nb::arg("conn_tx"), nb::arg("conn_rx"), nb::arg("hosts"),
+          "Once everyone confirmed: settles who does. Takes over the roots of connections, by peer.")
+      .def(
+          "meet",
+          [](PyMesh& m, double seconds) {
+            Mesh& mesh = m.get();
+            nb::gil_scoped_release free;
+            return mesh.meet(now_ns() + static_cast<int64_t>(seconds * 1e9));
+          },
+          nb::arg("seconds"), "Meets the peers that do not, for so long at most. Whether all were met.")
+      .def(
+          "missing", [](const PyMesh& m) { return m.get().missing(); }, "Who was not met, and why.")
+      .def(
+          "strangers", [](const PyMesh& m) { return nb::make_tuple(m.get().strangers(), m.get().last_stranger()); },
+          "Connections so far that proved nothing, and what is to be said of the last.")
+      .def(
+          "is_shared", [](const PyMesh& m, uint32_t peer) { return m.get().is_shared(peer); }, nb::arg("peer"))
+      .def(
+          "why_not_shared", [](const PyMesh& m, uint32_t peer) { return m.get().why_not_shared(peer); },
+          nb::arg("peer"))
+      .def("close", [](PyMesh& m) { m.mesh.reset(); }, "Gives everything back, when joining failed.");
+  m.def(
+      "interfaces",
+      [] {
+        nb::list found;
+        for (const Interface& i : interfaces()) found.append(nb::make_tuple(i.name, i.address, i.loopback));
+        return found;
+      },
+      "Name, address and whether it is a loopback, of each address of the interfaces that are up.");
   m.def(
       "segment_bytes",
       [](uint32_t size, uint32_t slot_bytes, uint32_t depth) {
@@ -615,18 +652,18 @@ void bind_engine(nb::module_& m) {
       .def(
           "__init__",
           [](PyCommunicator* self, uint32_t rank, uint32_t size, uint32_t slot_bytes, double timeout,
-             uint64_t budget_blocks, bool crowded, PySegment* segment, const nb::list& link_tx,
-             const nb::list& link_rx, const nb::list& p2p_tx, const nb::list& p2p_rx, const nb::list& control_tx,
-             const nb::list& control_rx, const nb::list& sender, nb::object planner, nb::object devices,
+             uint64_t budget_blocks, bool crowded, PyMesh* mesh, const nb::list& link_tx, const nb::list& link_rx,
+             const nb::list& p2p_tx, const nb::list& p2p_rx, const nb::list& control_tx, const nb::list& control_rx,
+             const nb::list& sender, nb::object planner, nb::object devices,
              const std::optional<std::string>& kernels) {
             Roots roots{secrets_of(link_tx),    secrets_of(link_rx),    secrets_of(p2p_tx), secrets_of(p2p_rx),
                         secrets_of(control_tx), secrets_of(control_rx), secrets_of(sender)};
             new (self) PyCommunicator(rank, size, slot_bytes, timeout, budget_blocks, crowded,
-                                      segment ? std::move(segment->segment) : nullptr, std::move(roots),
-                                      std::move(planner), std::move(devices), kernels);
+                                      mesh ? std::move(mesh->mesh) : nullptr, std::move(roots), std::move(planner),
+                                      std::move(devices), kernels);
           },
           nb::arg("rank"), nb::arg("size"), nb::arg("slot_bytes"), nb::arg("timeout"), nb::arg("budget_blocks"),
-          nb::arg("crowded"), nb::arg("segment").none(), nb::arg("link_tx"), nb::arg("link_rx"), nb::arg("p2p_tx"),
+          nb::arg("crowded"), nb::arg("mesh").none(), nb::arg("link_tx"), nb::arg("link_rx"), nb::arg("p2p_tx"),
           nb::arg("p2p_rx"), nb::arg("control_tx"), nb::arg("control_rx"), nb::arg("sender"), nb::arg("planner"),
           nb::arg("devices").none(), nb::arg("kernels") = nb::none())
       .def("run", &PyCommunicator::run, nb::arg("collective"), nb::arg("input").none(), nb::arg("output").none(),

@@ -25,6 +25,8 @@ constexpr int64_t kLivenessEvery = 100 * kMillisecond;
 // How long a failed rank listens for its peers' view of the failure before it names the error.
 constexpr int64_t kListen = 2000 * kMillisecond;
 constexpr int64_t kListenShort = 100 * kMillisecond;
+// How long one that closes waits for what it has sent to arrive.
+constexpr int64_t kFarewell = 2000 * kMillisecond;
 constexpr uint64_t kLastSequence = (uint64_t{1} << 40) - 1;
 
 // A mark of a memory, until an operation takes it.
@@ -68,7 +70,7 @@ size_t Communicator::KeyHash::operator()(const Key& k) const noexcept {
   return h;
 }
 
-Communicator::Communicator(CommunicatorOptions options, std::unique_ptr<Segment> segment, Roots roots, Memory* memory,
+Communicator::Communicator(CommunicatorOptions options, std::unique_ptr<Mesh> mesh, Roots roots, Memory* memory,
                            Planner planner, DeviceSource devices)
     : options_(options),
       generation_(fork_generation()),
@@ -77,7 +79,7 @@ Communicator::Communicator(CommunicatorOptions options, std::unique_ptr<Segment>
       devices_(std::move(devices)),
       timeout_ns_(options.timeout_ns),
       history_(kHistory),
-      segment_(std::move(segment)),
+      mesh_(std::move(mesh)),
       executor_(transport_, counters_) {
   const uint32_t n = options_.size;
   transport_.rank = options_.rank;
@@ -94,12 +96,13 @@ Communicator::Communicator(CommunicatorOptions options, std::unique_ptr<Segment>
   heard_.assign(n, 0);
   left_.assign(n, 0);
   if (n == 1) return;
-  if (!segment_) throw EngineError(ErrorKind::config, here() + "a group of " + std::to_string(n) + " needs a segment");
+  if (!mesh_ || !mesh_->has_met())
+    throw EngineError(ErrorKind::config, here() + "a group of " + std::to_string(n) + " needs a mesh that met all");
   for (const auto* list : {&roots.link_tx, &roots.link_rx, &roots.p2p_tx, &roots.p2p_rx, &roots.control_tx,
                            &roots.control_rx, &roots.sender})
     if (list->size() != n) throw EngineError(ErrorKind::config, here() + "wrong number of stream roots");
   messages_ = std::make_unique<PointToPoint>(
-      PointToPoint::Shape{options_.rank, n, options_.slot_bytes, options_.budget_blocks}, memory, segment_.get(),
+      PointToPoint::Shape{options_.rank, n, options_.slot_bytes, options_.budget_blocks}, memory, mesh_.get(),
       counters_);
   for (uint32_t p = 0; p < n; p++) {
     if (roots.sender[p].size() != 32) throw EngineError(ErrorKind::config, here() + "a stream root is missing");
@@ -111,16 +114,16 @@ Communicator::Communicator(CommunicatorOptions options, std::unique_ptr<Segment>
     transport_.link_tx[p] = Stream(std::move(roots.link_tx[p]), 0, Use::collective);
     transport_.link_rx[p] = Stream(std::move(roots.link_rx[p]), 0, Use::collective);
     messages_->connect(p, std::move(roots.p2p_tx[p]), std::move(roots.p2p_rx[p]));
-    control_[p] = std::make_unique<ControlLink>(segment_->control_to(p), segment_->control_from(p),
+    control_[p] = std::make_unique<ControlLink>(mesh_->control_to(p), mesh_->control_from(p),
                                                 Stream(std::move(roots.control_tx[p]), 0, Use::control),
                                                 Stream(std::move(roots.control_rx[p]), 0, Use::control), memory);
-    transport_.writers[p] = segment_->writer_to(p);
-    transport_.readers[p] = segment_->reader_from(p);
-    transport_.readers[n + p] = segment_->reader_from_all(p);
+    transport_.writers[p] = mesh_->writer_to(p);
+    transport_.readers[p] = mesh_->reader_from(p);
+    transport_.readers[n + p] = mesh_->reader_from_all(p);
   }
-  transport_.writers[n] = segment_->writer_to_all();
+  transport_.writers[n] = mesh_->writer_to_all();
   // A communicator is made after every member confirmed the handshake, and a member confirms after it has mapped all.
-  segment_->unlink();
+  mesh_->unlink();
 }
 
 Communicator::~Communicator() {
@@ -231,7 +234,7 @@ Memory& Communicator::memory_at(uint32_t place) {
   std::lock_guard lock(device_mutex_);
   if (!device_) {
     if (!devices_) throw EngineError(ErrorKind::config, here() + "this communicator was made without a device");
-    device_ = devices_(place - 1, segment_.get());
+    device_ = devices_(place - 1, mesh_.get());
     device_place_ = place;
   }
   if (place != device_place_)
@@ -493,7 +496,7 @@ bool Communicator::wait(Operation& op, int64_t until, Until goal) {
     ~Leave() { inside.fetch_sub(1); }
   } leave{inside_};
   Bell nobody{};
-  Backoff backoff(segment_ ? segment_->bell() : &nobody, options_.crowded);
+  Backoff backoff(mesh_ ? mesh_->alarm() : Alarm{&nobody}, options_.crowded);
   int64_t blocked_at = 0;
   auto look = [&](bool around) {
     std::unique_lock progress(progress_, std::try_to_lock);
@@ -551,14 +554,14 @@ bool Communicator::idle() {
 
 void Communicator::doze(int64_t at_most_ns) {
   inside_.fetch_add(1);
-  if (state_ != State::closed && segment_) {
-    Backoff backoff(segment_->bell(), options_.crowded);
+  if (state_ != State::closed && mesh_) {
+    Backoff backoff(mesh_->alarm(), options_.crowded);
     backoff.prepare();
     const Round r = round(true);
     if (r.moved || r.idle)
       backoff.cancel();
     else
-      backoff.sleep(std::min(at_most_ns, recheck_ns()));
+      backoff.doze(std::min(at_most_ns, recheck_ns()));
   } else {
     sched_yield();
   }
@@ -579,11 +582,11 @@ bool Communicator::step() {
   if (!current_) {
     {
       std::lock_guard lock(mutex_);
-      if (queue_.empty()) return moved;
-      current_ = queue_.front();
+      if (!queue_.empty()) current_ = queue_.front();
     }
+    if (!current_) return exchanging_ ? pump(moved) : moved;
     blocked_since_ = 0;
-    asked_ = false;
+    asked_ = leaving_ = false;
     // Nothing of the old epoch is in flight any more: operations run one after another.
     while (transport_.sender[options_.rank].epoch() < current_->epoch && options_.size > 1) {
       for (Stream& s : transport_.sender) s.step_epoch();
@@ -595,7 +598,8 @@ bool Communicator::step() {
     }
     executor_.begin(*current_);
     const Plan& plan = current_->prepared->plan;
-    current_->timed = plan.chunk >= StoreChoice::kLeastChunk && plan.blocks >= StoreChoice::kLeastBlocks;
+    current_->timed = plan.chunk >= StoreChoice::kLeastChunk && plan.blocks >= StoreChoice::kLeastBlocks &&
+                      !(mesh_ && mesh_->has_sockets());  // a socket reads what was stored, at once
     current_->far = current_->timed && store_choice_.far(plan.blocks);
     current_->worked_ns = 0;
     for (uint32_t p = 0; p < options_.size; p++) {
@@ -608,7 +612,7 @@ bool Communicator::step() {
   Executor::Progress progress;
   try {
     const int64_t began = current_->timed ? now_ns() : 0;
-    progress = executor_.progress(*current_);
+    progress = leaving_ ? Executor::Progress::finished : executor_.progress(*current_);
     if (current_->timed && progress != Executor::Progress::blocked) current_->worked_ns += now_ns() - began;
   } catch (const std::exception& e) {  // libcrypto or memory failed: nothing that a retry could rely on
     fail({ErrorKind::closed, where(*current_) + e.what()}, kListenShort);
@@ -616,11 +620,15 @@ bool Communicator::step() {
   }
   switch (progress) {
     case Executor::Progress::blocked:
-      return moved;
+      return pump(moved);
     case Executor::Progress::moved:
+      if (mesh_) mesh_->flush();
       blocked_since_ = 0;
       return true;
     case Executor::Progress::finished: {
+      // An operation ends when its last record has left: its caller may not come back to see to that.
+      leaving_ = mesh_ && !mesh_->flush();
+      if (leaving_) return mesh_->pump();
       Operation* op = current_;
       current_ = nullptr;
       {
@@ -636,9 +644,8 @@ bool Communicator::step() {
       const std::string peer = std::to_string(executor_.failed_peer());
       fail({ErrorKind::authentication,
             where(*current_) +
-                (executor_.lane_violated()
-                     ? "the lane words shared with rank " + peer + " moved as no honest peer moves them"
-                     : "a record on the lane from rank " + peer + " failed authentication") +
+                (executor_.lane_violated() ? "the lane shared with rank " + peer + " moved as no honest peer moves it"
+                                           : "a record on the lane from rank " + peer + " failed authentication") +
                 "; the host or the network changed it, or the ranks do not run the same program; nothing of it was "
                 "used"},
            kListen);
@@ -646,6 +653,13 @@ bool Communicator::step() {
     }
   }
   return false;
+}
+
+bool Communicator::pump(bool moved) {
+  if (!mesh_) return moved;
+  if (!moved) return mesh_->pump();
+  mesh_->flush();
+  return true;
 }
 
 bool Communicator::step_messages(bool everyone) {
@@ -662,8 +676,12 @@ bool Communicator::step_messages(bool everyone) {
     fail({ErrorKind::closed, here() + "a message between ranks: " + e.what()}, kListenShort);
     return true;
   }
-  for (Operation* op : finished_messages_) complete(op, Error{});
-  finished_messages_.clear();
+  // What was sent leaves this process before its sender is told, for nobody may be here to move it later.
+  const bool left = finished_messages_.empty() || mesh_->flush();
+  const auto rest = std::partition(finished_messages_.begin(), finished_messages_.end(),
+                                   [&](Operation* op) { return !left && op->call.collective == Collective::send; });
+  std::for_each(rest, finished_messages_.end(), [&](Operation* op) { complete(op, Error{}); });
+  finished_messages_.erase(rest, finished_messages_.end());
   if (progress != PointToPoint::Progress::failed) return progress == PointToPoint::Progress::moved;
   const PointToPoint::Failure& f = messages_->failure();
   const std::string who = "rank " + std::to_string(f.peer);
@@ -754,8 +772,7 @@ void Communicator::look_around() {
   }
   if (current_ && !asked_ && now - blocked_since_ > kAskAfter) {
     asked_ = true;
-    for (uint32_t p : executor_.awaited(*current_))
-      control_[p]->send(about(ControlKind::query, ErrorKind::none, p, current_->sequence));
+    for (uint32_t p : awaited()) control_[p]->send(about(ControlKind::query, ErrorKind::none, p, current_->sequence));
   }
 }
 
@@ -768,11 +785,10 @@ bool Communicator::late(int64_t now) {
     std::lock_guard lock(mutex_);
     for (Operation* op : queue_) look(op);
   }
-  if (messages_)
-    for (Operation* op : messages_->unfinished()) look(op);
+  for (Operation* op : messages()) look(op);
   if (!late) return false;
   const bool message = is_message(*late);
-  const auto ranks = message ? messages_->awaited(*late) : executor_.awaited(*current_);
+  const auto ranks = message ? messages_->awaited(*late) : awaited();
   std::string text = where(*late) + "not finished within the timeout of " + seconds(late->timeout);
   if (!message && late != current_)
     text += ", behind " + current_->call.text() + ", collective number " + std::to_string(current_->sequence);
@@ -790,21 +806,22 @@ bool Communicator::late(int64_t now) {
 }
 
 bool Communicator::lost() {
-  const auto is_gone = [&](uint32_t p) { return left_[p] || !segment_->alive(p); };
+  const auto is_gone = [&](uint32_t p) { return left_[p] || !mesh_->alive(p); };
   const auto text = [&](const Operation& op, const std::vector<uint32_t>& ranks) {
     const bool one = ranks.size() == 1;
     const std::string left = one ? " closed its communicator" : " closed their communicators";
-    const std::string died = one ? " is gone: its process ended" : " are gone: their processes ended";
+    const std::string died =
+        one ? " is gone: its process ended, or its host did" : " are gone: their processes ended, or their hosts did";
     return where(op) + ranks_text(ranks) + (left_[ranks[0]] ? left : died) +
            "; restart the job, or the group, without " + (one ? "it" : "them");
   };
   if (current_) {
     std::vector<uint32_t> gone;
-    for (uint32_t p : executor_.awaited(*current_))
+    for (uint32_t p : awaited())
       if (is_gone(p)) gone.push_back(p);
     if (!gone.empty()) {
       // What a peer sent before it ended counts: so look once more, now that no more can come.
-      const auto again = executor_.awaited(*current_);
+      const auto again = awaited();
       gone.erase(std::remove_if(gone.begin(), gone.end(),
                                 [&](uint32_t p) { return !std::binary_search(again.begin(), again.end(), p); }),
                  gone.end());
@@ -818,7 +835,7 @@ bool Communicator::lost() {
       return true;
     }
   }
-  if (!messages_ || messages_->unfinished().empty()) return false;
+  if (messages().empty()) return false;
   std::vector<uint8_t> gone(options_.size, 0);
   bool any = false;
   for (uint32_t p = 0; p < options_.size; p++)
@@ -826,7 +843,7 @@ bool Communicator::lost() {
   if (!any) return false;
   while (step_messages(true))  // what they sent before
     if (state_ != State::active) return true;
-  for (Operation* op : messages_->unfinished()) {
+  for (Operation* op : messages()) {
     const auto ranks = messages_->awaited(*op);
     if (!std::all_of(ranks.begin(), ranks.end(), [&](uint32_t p) { return gone[p]; })) continue;
     fail_message({ErrorKind::peer_lost, text(*op, ranks)}, kListenShort, ranks[0], op->call);
@@ -835,7 +852,23 @@ bool Communicator::lost() {
   return false;
 }
 
+std::vector<Operation*> Communicator::messages() const {
+  std::vector<Operation*> all = finished_messages_;
+  if (messages_) all.insert(all.end(), messages_->unfinished().begin(), messages_->unfinished().end());
+  return all;
+}
+
+std::vector<uint32_t> Communicator::awaited() {
+  std::vector<uint32_t> ranks;
+  if (leaving_)
+    mesh_->laggards(ranks);
+  else
+    ranks = executor_.awaited(*current_);
+  return ranks;
+}
+
 void Communicator::poll_control() {
+  if (mesh_) mesh_->pump();
   for (uint32_t p = 0; p < options_.size; p++) {
     if (!control_[p]) continue;
     ControlMessage message;
@@ -950,8 +983,8 @@ void Communicator::receive(uint32_t peer, const ControlMessage& message) {
       const bool both = mine(message.sequence, ours);
       const bool differ = both && differs(peer, message, ours);
       if (state_ == State::failing) {
-        // Calls can only be compared at one sequence number: a peer that failed at another is told of this rank's call
-        // there, and one that failed ahead of this rank will do the same.
+        // Calls can only be compared at one sequence number: a peer that failed at another is told of this rank's
+        // call there, and one that failed ahead of this rank will do the same.
         if (both && message.sequence != failed_sequence_)
           control_[peer]->send(about(ControlKind::notice, error_.kind, peer, message.sequence));
         if (both || message.sequence == UINT64_MAX) heard_[peer] = 1;
@@ -1003,8 +1036,8 @@ void Communicator::fail_message(Error error, int64_t listen_ns, uint32_t subject
   fail(std::move(error), listen_ns, subject);
 }
 
-// The first failure: stop, erase the data keys, zero what is unfinished, tell the peers. What remains is to listen for
-// their view of it, so that the error can name the cause.
+// The first failure: stop, erase the data keys, zero what is unfinished, tell the peers. What remains is to listen
+// for their view of it, so that the error can name the cause.
 void Communicator::fail(Error error, int64_t listen_ns, uint32_t subject, uint64_t sequence) {
   if (state_ != State::active) return;
   {
@@ -1050,7 +1083,7 @@ void Communicator::step_failing() {
     if (look) next_liveness_ = now + kLivenessEvery;
     for (uint32_t p = 0; p < options_.size; p++) {
       if (!control_[p] || heard_[p]) continue;
-      if (look && !segment_->alive(p))
+      if (look && !mesh_->alive(p))
         heard_[p] = 1;
       else
         all = false;
@@ -1074,6 +1107,8 @@ void Communicator::conclude() {
   }
   if (messages_)
     for (Operation* op : messages_->take_unfinished()) unfinished.push_back(op);
+  unfinished.insert(unfinished.end(), finished_messages_.begin(), finished_messages_.end());
+  finished_messages_.clear();
   current_ = nullptr;
   for (Operation* op : unfinished) complete(op, error);
 }
@@ -1107,8 +1142,8 @@ void Communicator::abort(const std::string& reason) {
   if (std::unique_lock progress(progress_, std::try_to_lock); progress) {
     next_look_ = 0;
     look_around();
-  } else if (segment_) {
-    ring(segment_->bell());
+  } else if (mesh_) {
+    mesh_->wake();
   }
   inside_.fetch_sub(1);
 }
@@ -1142,16 +1177,17 @@ void Communicator::close() {
   }
   // Threads may still be about to touch the bell.
   while (inside_.load()) {
-    if (segment_) ring(segment_->bell());
+    if (mesh_) mesh_->wake();
     sched_yield();
   }
   std::lock_guard progress(progress_);
+  if (mesh_) mesh_->leave(now_ns() + kFarewell);
   transport_.writers.clear();
   transport_.readers.clear();
   messages_.reset();
   control_.clear();
   control_.resize(options_.size);
-  segment_.reset();
+  mesh_.reset();
 }
 
 // What no message came for.
@@ -1189,7 +1225,7 @@ uint32_t Communicator::epoch() {
 
 uint64_t Communicator::mapped_bytes() {
   std::lock_guard progress(progress_);
-  return segment_ ? segment_->mapped_bytes() : 0;
+  return mesh_ ? mesh_->mapped_bytes() : 0;
 }
 
 }  // namespace securecoll

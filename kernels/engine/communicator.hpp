@@ -12,9 +12,9 @@
 
 #include "engine/control.hpp"
 #include "engine/executor.hpp"
+#include "engine/mesh.hpp"
 #include "engine/operation.hpp"
 #include "engine/point_to_point.hpp"
-#include "engine/segment.hpp"
 #include "engine/store_choice.hpp"
 
 namespace securecoll {
@@ -39,13 +39,13 @@ using Planner = std::function<std::shared_ptr<const Prepared>(const sc_request& 
 
 // The memory of a device, for this communicator alone. Asked for once, when a call first brings device memory. Throws
 // EngineError: config when there is no such device, saying what is missing.
-using DeviceSource = std::function<std::unique_ptr<Memory>(uint32_t ordinal, const Segment* segment)>;
+using DeviceSource = std::function<std::unique_ptr<Memory>(uint32_t ordinal, const Mesh* mesh)>;
 
 class Communicator : public std::enable_shared_from_this<Communicator> {
  public:
-  // `segment` is null for a group of one. `memory` is the CPU's.
-  Communicator(CommunicatorOptions options, std::unique_ptr<Segment> segment, Roots roots, Memory* memory,
-               Planner planner, DeviceSource devices);
+  // `mesh` is null for a group of one, and has met everyone. `memory` is the CPU's.
+  Communicator(CommunicatorOptions options, std::unique_ptr<Mesh> mesh, Roots roots, Memory* memory, Planner planner,
+               DeviceSource devices);
   ~Communicator();
 
   // The caller owns one reference to the operation. `algorithm`: 0 lets the tuner choose. Throws EngineError: config
@@ -83,7 +83,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   };
   Round round(bool look_around);
   bool idle();
-  // Sleeps on this communicator's bell unless a last look finds something.
+  // Sleeps on this communicator's alarm unless a last look finds something.
   void doze(int64_t at_most_ns);
 
  private:
@@ -126,10 +126,16 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // Before a call is taken. A peer's failure that arrived while this rank was busy elsewhere is its answer.
   void listen();
   bool step();  // progress_ held
+  // Sends and receives that are not final, but for those that nobody looked at yet.
+  std::vector<Operation*> messages() const;
+  // The ranks that the operation in progress waits for.
+  std::vector<uint32_t> awaited();
   // progress_ held. `everyone`: see PointToPoint::progress.
   bool step_messages(bool everyone);
   // The notice, and so the peers' error, is about a message.
   void fail_message(Error error, int64_t listen_ns, uint32_t subject, const Call& ours, const Call& theirs = {});
+  // The operation or the messages did what they could, or nothing: moves what sockets hold. progress_ held.
+  bool pump(bool moved);
   void look_around();   // progress_ held: clocks, control, liveness
   void poll_control();  // progress_ held
   void receive(uint32_t peer, const ControlMessage& message);
@@ -181,7 +187,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::atomic<bool> abort_requested_{false};
 
   std::mutex progress_;  // taken before mutex_
-  std::unique_ptr<Segment> segment_;
+  std::unique_ptr<Mesh> mesh_;
   Transport transport_;
   Executor executor_;
   std::unique_ptr<PointToPoint> messages_;
@@ -194,10 +200,11 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   Operation* current_ = nullptr;
   int64_t blocked_since_ = 0, next_look_ = 0, next_liveness_ = 0, failing_until_ = 0;
   bool asked_ = false;
+  bool leaving_ = false;  // current_ is done but for what sockets have not taken yet
   uint64_t failed_sequence_ = 0;
   uint32_t failed_subject_ = UINT32_MAX;
 
-  std::atomic<uint32_t> inside_{0};  // threads that may touch the bell
+  std::atomic<uint32_t> inside_{0};  // threads that may touch the mesh's alarm
 };
 
 }  // namespace securecoll

@@ -68,13 +68,13 @@ bool ControlLink::send(const ControlMessage& message) {
   message.encode(plain);
   memory_->seal(Queue::send, tx_.record(*memory_, sent_++, 0, kControlBytes, 0), plain, kControlBytes, &slot, 1,
                 nullptr);
-  writer_->reserve();
+  writer_->reserve(kControlBytes + kTagBytes);
   writer_->publish();
   return true;
 }
 
 ControlLink::Received ControlLink::receive(ControlMessage& message) {
-  const uint8_t* slot = reader_->peek();
+  const uint8_t* slot = reader_->peek(kControlBytes + kTagBytes);
   if (!slot) return reader_->violated() ? Received::forged : Received::nothing;
   if (rx_.erased()) return Received::forged;
   uint8_t plain[kControlBytes];

@@ -13,6 +13,10 @@ uint32_t chunks_in_wave(const Plan& plan, const PlanStep& step, uint32_t wave) {
   return static_cast<uint32_t>(std::min<uint64_t>(plan.wave, step.chunks - first));
 }
 
+uint32_t chunk_bytes(const Plan& plan, const PlanStep& step, uint32_t chunk) {
+  return static_cast<uint32_t>(std::min<uint64_t>(plan.chunk, step.length - uint64_t{chunk} * plan.chunk));
+}
+
 uint32_t waves(const Plan& plan, const PlanStep& step) { return (step.chunks + plan.wave - 1) / plan.wave; }
 
 // Moves a lane's turn to the next step that has records in a wave, starting with the position it names.
@@ -101,10 +105,11 @@ Executor::Turn Executor::acquire(Operation& op, uint32_t s) {
   return Turn::ran;
 }
 
-Executor::Turn Executor::peek(Operation& op, const PlanSource& source, uint32_t s, const uint8_t** slot) {
+Executor::Turn Executor::peek(Operation& op, const PlanSource& source, uint32_t s, uint32_t bytes,
+                              const uint8_t** slot) {
   if (!has_turn(op, op.prepared->plan.read_use[source.lane], s)) return Turn::blocked;
   LaneReader& reader = *t_.readers[source.lane];
-  *slot = reader.peek();
+  *slot = reader.peek(bytes + kTagBytes);
   if (!*slot) return reader.violated() ? violated(source.lane % t_.size) : Turn::blocked;
   return Turn::ran;
 }
@@ -129,17 +134,17 @@ void Executor::seal(Operation& op, uint32_t s, Queue queue, const uint8_t* plain
   record.far = op.far && slots_.size() == 1;
   // Several lanes: sealed once into private memory, since a slot is never read back.
   uint8_t* room = slots_.size() > 1 ? staging(op, kSealed) : nullptr;
-  sent(op, s, op.memory->seal(queue, record, plain, bytes, slots_.data(), slots_.size(), room));
+  sent(op, s, bytes, op.memory->seal(queue, record, plain, bytes, slots_.data(), slots_.size(), room));
   counters_.bytes_sealed.fetch_add(bytes, std::memory_order_relaxed);
   counters_.records_sealed.fetch_add(1, std::memory_order_relaxed);
   if (record.far) counters_.records_far.fetch_add(1, std::memory_order_relaxed);
 }
 
-void Executor::sent(Operation& op, uint32_t s, Ticket ticket) {
+void Executor::sent(Operation& op, uint32_t s, uint32_t bytes, Ticket ticket) {
   const Plan& plan = op.prepared->plan;
   const PlanStep& step = plan.steps[s];
   for (uint32_t lane : step.lanes) {
-    t_.writers[lane]->reserve();
+    t_.writers[lane]->reserve(bytes + kTagBytes);
     if (ticket == kNow) t_.writers[lane]->publish();
     advance(op, plan.written_use[lane]);
   }
@@ -204,7 +209,7 @@ Executor::Turn Executor::run_chunk(Operation& op, uint32_t s) {
   const uint32_t chunk = op.cursors[s].chunk;
   if (!ready(op, s)) return Turn::blocked;
   const uint64_t within = uint64_t{chunk} * plan.chunk;
-  const auto bytes = static_cast<uint32_t>(std::min<uint64_t>(plan.chunk, step.length - within));
+  const uint32_t bytes = chunk_bytes(plan, step, chunk);
   const uint64_t offset = step.block_offset + within;
   const Buffer& block = op.buffers[std::max(0, step.block_buffer)];  // a step without one touches no byte
   Turn turn;
@@ -247,7 +252,7 @@ Executor::Turn Executor::run_chunk(Operation& op, uint32_t s) {
     case StepOp::open: {
       const PlanSource& source = step.sources[0];
       const uint8_t* slot;
-      if ((turn = peek(op, source, s, &slot)) != Turn::ran) return turn;
+      if ((turn = peek(op, source, s, bytes, &slot)) != Turn::ran) return turn;
       if (!step.after.empty()) memory.follow(queue);
       // Straight into the output, before the verdict: nobody reads an output before its operation completes, and a
       // failure zeroes it.
@@ -264,7 +269,7 @@ Executor::Turn Executor::run_chunk(Operation& op, uint32_t s) {
     case StepOp::forward: {
       const PlanSource& source = step.sources[0];
       const uint8_t* slot;
-      if ((turn = peek(op, source, s, &slot)) != Turn::ran) return turn;
+      if ((turn = peek(op, source, s, bytes, &slot)) != Turn::ran) return turn;
       if ((turn = acquire(op, s)) != Turn::ran) return turn;
       if (!step.after.empty()) memory.follow(queue);
       // One read of the slot serves both the next hop and this rank.
@@ -277,7 +282,7 @@ Executor::Turn Executor::run_chunk(Operation& op, uint32_t s) {
           {slot, slots_.data(), slots_.size(), bytes, open_too ? &record : nullptr, plain, staging(op, kSealed)});
       if (!took(op, source, bytes, forwarded.opened, open_too)) return Turn::failed;
       if (open_too && !at) block.scatter(memory, queue, offset, bytes, plain);
-      sent(op, s, forwarded.sent);
+      sent(op, s, bytes, forwarded.sent);
       break;
     }
 
@@ -329,7 +334,7 @@ Executor::Turn Executor::run_reduce(Operation& op, uint32_t s, uint64_t within, 
     // The result leaves in the same turn it is made: so look for room before the last source is taken.
     if (last && !step.lanes.empty() && (turn = acquire(op, s)) != Turn::ran) return turn;
     const uint8_t* slot = nullptr;
-    if (source.is_record && (turn = peek(op, source, s, &slot)) != Turn::ran) return turn;
+    if (source.is_record && (turn = peek(op, source, s, bytes, &slot)) != Turn::ran) return turn;
     if (c.source == 0 && !step.after.empty()) memory.follow(queue);
 
     const uint8_t* b;
@@ -435,9 +440,10 @@ std::vector<uint32_t> Executor::awaited(Operation& op) {
     const PlanStep& step = plan.steps[s];
     const StepCursor& c = op.cursors[s];
     if (c.chunk == step.chunks || !ready(op, s)) continue;
+    const uint32_t bytes = chunk_bytes(plan, step, c.chunk) + kTagBytes;
     for (size_t i = c.source; i < step.sources.size(); i++) {
       const PlanSource& source = step.sources[i];
-      if (source.is_record && has_turn(op, plan.read_use[source.lane], s) && !t_.readers[source.lane]->peek())
+      if (source.is_record && has_turn(op, plan.read_use[source.lane], s) && !t_.readers[source.lane]->peek(bytes))
         ranks.push_back(source.lane % t_.size);
     }
     for (uint32_t lane : step.lanes)

@@ -56,13 +56,13 @@ class Executor {
   // All of a step's lanes to write, with a free slot each, in slots_; or blocked.
   Turn acquire(Operation& op, uint32_t s);
   // The slot of a record source; or blocked.
-  Turn peek(Operation& op, const PlanSource& source, uint32_t s, const uint8_t** slot);
+  Turn peek(Operation& op, const PlanSource& source, uint32_t s, uint32_t bytes, const uint8_t** slot);
   // The context of a step's next record to seal, and of a source's record.
   RecordContext sealing(Operation& op, uint32_t s, uint32_t bytes);
   RecordContext opening(Operation& op, const PlanSource& source, uint32_t chunk, uint32_t bytes);
   void seal(Operation& op, uint32_t s, Queue queue, const uint8_t* plain, uint32_t bytes);
   // The step's slots are being filled: hands them on, now or when `ticket` settles.
-  void sent(Operation& op, uint32_t s, Ticket ticket);
+  void sent(Operation& op, uint32_t s, uint32_t bytes, Ticket ticket);
   // The source's slot is being read: gives it back, now or when it was. False when the record was refused.
   bool took(Operation& op, const PlanSource& source, uint32_t bytes, const Opened& opened, bool was_opened);
   Turn settle(Operation& op);

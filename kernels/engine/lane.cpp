@@ -50,7 +50,7 @@ ShmLaneReader::ShmLaneReader(uint32_t writer, const Word* head, const uint8_t* s
                              Word* tail, const Bell* bell)
     : writer_(writer), head_(head), slots_(slots), stride_(stride), depth_(depth), tail_(tail), bell_(bell) {}
 
-const uint8_t* ShmLaneReader::peek() {
+const uint8_t* ShmLaneReader::peek(uint32_t) {
   if (position_ == seen_) {
     const uint64_t head = head_->value.load(std::memory_order_acquire);
     if (head < seen_ || head - released_ > depth_) {

@@ -1,8 +1,9 @@
 // A lane: transport only. A one-way ring of fixed slots from one rank to one peer, or to all peers on the host.
 //
-// It holds no key and knows no length: which record comes next, and how long it is, both ends know from the plan. In
+// It holds no key and decides no length: which record comes next, and how long it is, both ends know from the plan. In
 // shared memory a slot is write-only for the sender and read-once for the receiver, and the head and tail words only
 // say "look again": each is loaded once, and a word that goes back, or further than the ring is deep, is a violation.
+// Between hosts slots are private memory, filled and drained by a socket: see link.hpp.
 #pragma once
 #include <atomic>
 #include <cstdint>
@@ -25,8 +26,8 @@ class LaneWriter {
   virtual ~LaneWriter() = default;
   // The next slot, or null when no slot is free or the lane was violated.
   virtual uint8_t* acquire() = 0;
-  // The next slot is in use: it will be filled, and acquire() goes on to the one after it.
-  virtual void reserve() = 0;
+  // The next slot is in use: it will be filled with a record of `bytes`, and acquire() goes on to the one after it.
+  virtual void reserve(uint32_t bytes) = 0;
   // Hands the oldest reserved slot to the readers.
   virtual void publish() = 0;
   virtual bool violated() const = 0;
@@ -37,8 +38,9 @@ class LaneWriter {
 class LaneReader {
  public:
   virtual ~LaneReader() = default;
-  // The next record's slot, or null when there is none yet or the lane was violated.
-  virtual const uint8_t* peek() = 0;
+  // The next record's slot, or null when there is none yet or the lane was violated. `bytes` is how long the record
+  // is; where the transport says otherwise, that is a violation.
+  virtual const uint8_t* peek(uint32_t bytes) = 0;
   // The record is being read, and peek() goes on to the one after it.
   virtual void take() = 0;
   // Gives the oldest taken slot back to the writer.
@@ -57,7 +59,7 @@ class ShmLaneWriter final : public LaneWriter {
   };
   ShmLaneWriter(Word* head, uint8_t* slots, uint64_t stride, uint64_t depth, std::vector<Reader> readers);
   uint8_t* acquire() override;
-  void reserve() override { position_++; }
+  void reserve(uint32_t) override { position_++; }
   void publish() override;
   bool violated() const override { return violated_; }
   void laggards(std::vector<uint32_t>& ranks) const override;
@@ -75,7 +77,7 @@ class ShmLaneReader final : public LaneReader {
  public:
   ShmLaneReader(uint32_t writer, const Word* head, const uint8_t* slots, uint64_t stride, uint64_t depth, Word* tail,
                 const Bell* bell);
-  const uint8_t* peek() override;
+  const uint8_t* peek(uint32_t bytes) override;
   void take() override { position_++; }
   void release() override;
   bool violated() const override { return violated_; }

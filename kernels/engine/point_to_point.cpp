@@ -48,15 +48,15 @@ bool PointToPoint::Envelope::decode(const uint8_t in[kEnvelopeBytes]) {
   return kind != Kind::eager || bytes <= kEagerBytes;
 }
 
-PointToPoint::PointToPoint(Shape shape, Memory* memory, Segment* segment, Counters& counters)
-    : shape_(shape), memory_(memory), segment_(segment), counters_(counters), peers_(shape.size) {}
+PointToPoint::PointToPoint(Shape shape, Memory* memory, Mesh* mesh, Counters& counters)
+    : shape_(shape), memory_(memory), mesh_(mesh), counters_(counters), peers_(shape.size) {}
 
 void PointToPoint::connect(uint32_t peer, Secret tx, Secret rx) {
   Peer& p = peers_[peer];
-  p.writer = segment_->messages_to(peer);
-  p.reader = segment_->messages_from(peer);
-  p.bulk_writer = segment_->bulk_to(peer);
-  p.bulk_reader = segment_->bulk_from(peer);
+  p.writer = mesh_->messages_to(peer);
+  p.reader = mesh_->messages_from(peer);
+  p.bulk_writer = mesh_->bulk_to(peer);
+  p.bulk_reader = mesh_->bulk_from(peer);
   auto tx_streams = Stream::point_to_point(std::move(tx), 0);
   auto rx_streams = Stream::point_to_point(std::move(rx), 0);
   p.tx = MeteredStream(std::move(tx_streams.first), shape_.budget_blocks);
@@ -66,8 +66,8 @@ void PointToPoint::connect(uint32_t peer, Secret tx, Secret rx) {
 }
 
 void PointToPoint::prepare(uint32_t peer, bool bulk) {
-  segment_->allocate_messages(peer);
-  if (bulk) segment_->allocate_bulk(peer);
+  mesh_->allocate_messages(peer);
+  if (bulk) mesh_->allocate_bulk(peer);
 }
 
 void PointToPoint::fail(ErrorKind kind, uint32_t peer, std::string text) {
@@ -192,8 +192,8 @@ uint32_t PointToPoint::chunk(uint64_t bytes, uint64_t offset) const {
   return static_cast<uint32_t>(std::min<uint64_t>(shape_.slot_bytes, bytes - offset));
 }
 
-const uint8_t* PointToPoint::peek(uint32_t p, LaneReader& reader) {
-  const uint8_t* slot = reader.peek();
+const uint8_t* PointToPoint::peek(uint32_t p, LaneReader& reader, uint32_t bytes) {
+  const uint8_t* slot = reader.peek(bytes + kTagBytes);
   if (!slot && reader.violated())
     fail(ErrorKind::authentication, p,
          "the lane words shared with rank " + std::to_string(p) + " moved as no honest peer moves them");
@@ -211,7 +211,7 @@ uint8_t* PointToPoint::acquire(uint32_t p, LaneWriter& writer) {
 void PointToPoint::seal(MeteredStream& stream, LaneWriter& writer, uint8_t* slot, uint64_t number, uint32_t record,
                         const uint8_t* plain, uint32_t bytes) {
   memory_->seal(Queue::send, stream.next(*memory_, number, record, bytes), plain, bytes, &slot, 1, nullptr);
-  writer.reserve();
+  writer.reserve(bytes + kTagBytes);
   writer.publish();
   counters_.bytes_sealed.fetch_add(bytes, std::memory_order_relaxed);
   counters_.records_sealed.fetch_add(1, std::memory_order_relaxed);
@@ -306,7 +306,9 @@ bool PointToPoint::take_payload(uint32_t p, const uint8_t* slot) {
 bool PointToPoint::read_messages(uint32_t p) {
   Peer& peer = peers_[p];
   for (int i = 0; i < kRecordsPerRound; i++) {
-    const uint8_t* slot = peek(p, *peer.reader);
+    const uint32_t bytes = peer.opening ? chunk(peer.incoming.back().envelope.bytes, peer.incoming.back().opened)
+                                        : static_cast<uint32_t>(kEnvelopeBytes);
+    const uint8_t* slot = peek(p, *peer.reader, bytes);
     if (!slot) return i > 0 || failed();
     if (!(peer.opening ? take_payload(p, slot) : take_envelope(p, slot))) return true;
   }
@@ -317,11 +319,11 @@ bool PointToPoint::read_bulk(uint32_t p) {
   Peer& peer = peers_[p];
   for (int i = 0; i < kRecordsPerRound; i++) {
     if (peer.bulk_in.empty()) return i > 0;
-    const uint8_t* slot = peek(p, *peer.bulk_reader);
-    if (!slot) return i > 0 || failed();
     Bulk& b = peer.bulk_in.front();
     const uint64_t bytes = b.op->buffers[0].bytes();
     const uint32_t n = chunk(bytes, b.moved);
+    const uint8_t* slot = peek(p, *peer.bulk_reader, n);
+    if (!slot) return i > 0 || failed();
     const auto record = static_cast<uint32_t>(b.moved / shape_.slot_bytes);
     if (!open(p, peer.bulk_rx, *peer.bulk_reader, slot, b.number, record, b.op, nullptr, b.moved, n)) return true;
     b.moved += n;

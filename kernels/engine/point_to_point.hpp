@@ -21,8 +21,8 @@
 #include "engine/executor.hpp"
 #include "engine/lane.hpp"
 #include "engine/memory.hpp"
+#include "engine/mesh.hpp"
 #include "engine/operation.hpp"
-#include "engine/segment.hpp"
 #include "engine/stream.hpp"
 
 namespace securecoll {
@@ -53,7 +53,7 @@ class PointToPoint {
     uint32_t rank = 0, size = 1, slot_bytes = 0;
     uint64_t budget_blocks = 0;
   };
-  PointToPoint(Shape shape, Memory* memory, Segment* segment, Counters& counters);
+  PointToPoint(Shape shape, Memory* memory, Mesh* mesh, Counters& counters);
 
   // Before anything else, for every peer: takes over the roots of its two directions.
   void connect(uint32_t peer, Secret tx, Secret rx);
@@ -146,7 +146,8 @@ class PointToPoint {
 
   bool take_envelope(uint32_t p, const uint8_t* slot);
   bool take_payload(uint32_t p, const uint8_t* slot);
-  const uint8_t* peek(uint32_t p, LaneReader& reader);
+  // The next record, which has `bytes` of payload.
+  const uint8_t* peek(uint32_t p, LaneReader& reader, uint32_t bytes);
   uint8_t* acquire(uint32_t p, LaneWriter& writer);
   void seal(MeteredStream& stream, LaneWriter& writer, uint8_t* slot, uint64_t number, uint32_t record,
             const uint8_t* plain, uint32_t bytes);
@@ -167,7 +168,7 @@ class PointToPoint {
 
   const Shape shape_;
   Memory* const memory_;
-  Segment* const segment_;
+  Mesh* const mesh_;
   Counters& counters_;
   std::vector<Peer> peers_;       // by rank
   std::list<Operation*> posted_;  // receives without a message, oldest first

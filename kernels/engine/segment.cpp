@@ -3,7 +3,6 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -14,6 +13,7 @@
 
 #include "engine/error.hpp"
 #include "engine/fork.hpp"
+#include "engine/random.hpp"
 #include "engine/wire.hpp"
 
 namespace securecoll {
@@ -24,17 +24,6 @@ constexpr char kPrefix[] = "securecoll-";
 constexpr size_t kNameBytes = 48;
 
 std::string reason() { return std::strerror(errno); }
-
-void fill_random(void* to, size_t bytes) {
-  auto* p = static_cast<uint8_t*>(to);
-  while (bytes) {
-    const ssize_t n = getrandom(p, bytes, 0);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0) throw EngineError(ErrorKind::config, "the kernel gave no random bytes: " + reason());
-    p += n;
-    bytes -= static_cast<size_t>(n);
-  }
-}
 
 // Tells whether two ranks share a process. Drawn anew in a forked child, and never derived from a pid, which is unique
 // in its pid namespace only.
@@ -104,10 +93,7 @@ Segment::Segment(uint32_t rank, SegmentShape shape)
   const std::string path = std::string(kDirectory) + "/" + name_;
   Mapping& own = mappings_[rank];
   own.fd = open(path.c_str(), O_CREAT | O_EXCL | O_RDWR | O_NOFOLLOW | O_CLOEXEC, 0600);
-  if (own.fd < 0)
-    throw EngineError(ErrorKind::config, "rank " + std::to_string(rank) +
-                                             ": cannot create the shared memory segment " + path + ": " + reason() +
-                                             "; mount a tmpfs that this user may write at " + kDirectory);
+  if (own.fd < 0) throw Unavailable(path + " cannot be created: " + reason());
   linked_ = true;
   close_in_children(own.fd);
   auto lock = whole_file(F_WRLCK);
@@ -115,7 +101,7 @@ Segment::Segment(uint32_t rank, SegmentShape shape)
   // Allocated now: a page that cannot be had later would be a SIGBUS in the middle of a collective.
   if (!failed) failed = posix_fallocate(own.fd, 0, static_cast<off_t>(shape_.messages_at()));
   if (!failed && ftruncate(own.fd, static_cast<off_t>(shape_.bytes())) != 0) failed = errno;
-  void* at = failed ? MAP_FAILED : map(own.fd, PROT_READ | PROT_WRITE);
+  void* at = failed ? MAP_FAILED : map_file(own.fd, PROT_READ | PROT_WRITE);
   if (at == MAP_FAILED) {
     if (!failed) failed = errno;
     unlink();
@@ -133,7 +119,7 @@ Segment::~Segment() {
   for (Mapping& m : mappings_) release(m);
 }
 
-void* Segment::map(int fd, int protection) const {
+void* Segment::map_file(int fd, int protection) const {
   void* at = mmap(nullptr, shape_.bytes(), protection, MAP_SHARED, fd, 0);
   if (at == MAP_FAILED) return at;
   // Not the rest: reading a page of shared memory that is not there makes it.
@@ -153,7 +139,7 @@ void Segment::too_small(const std::string& path, uint64_t bytes, int failed) con
                                            std::to_string(uint64_t{fs.f_bavail} * fs.f_frsize) + " free (" +
                                            std::strerror(failed) +
                                            "); enlarge it, for example with docker run --shm-size or mount -o "
-                                           "remount,size=");
+                                           "remount,size=, or set SECURECOLL_TRANSPORT=tcp");
 }
 
 void Segment::allocate(uint64_t lane) {
@@ -182,59 +168,53 @@ void Segment::unlink() noexcept {
   ::unlink((std::string(kDirectory) + "/" + name_).c_str());
 }
 
-// u32 rank | u32 size | u32 slot bytes | u32 depth | u64 process | 8 zero | challenge[16] | name[48]
-std::string Segment::endpoint() const {
-  uint8_t e[kEndpointBytes] = {};
-  store_be32(e, rank_);
-  store_be32(e + 4, shape_.size);
-  store_be32(e + 8, shape_.slot_bytes);
-  store_be32(e + 12, shape_.depth);
-  store_be64(e + 16, process_token());
-  std::memcpy(e + 32, challenge_, 16);
-  std::memcpy(e + 48, name_.data(), name_.size());
-  return std::string(reinterpret_cast<char*>(e), sizeof e);
+// u64 process | 8 zero | challenge[16] | name[48]
+void Segment::endpoint(uint8_t out[kEndpointBytes]) const {
+  std::memset(out, 0, kEndpointBytes);
+  store_be64(out, process_token());
+  std::memcpy(out + 16, challenge_, kChallengeBytes);
+  std::memcpy(out + 32, name_.data(), name_.size());
 }
 
-void Segment::connect(const std::vector<std::string>& endpoints) {
-  const std::string here = "rank " + std::to_string(rank_) + ": ";
-  if (endpoints.size() != shape_.size) throw EngineError(ErrorKind::handshake, here + "wrong number of endpoints");
-  for (uint32_t peer = 0; peer < shape_.size; peer++) {
-    if (peer == rank_) continue;
-    const std::string who = here + "rank " + std::to_string(peer);
-    const std::string& text = endpoints[peer];
-    const auto* e = reinterpret_cast<const uint8_t*>(text.data());
-    if (text.size() != kEndpointBytes)
-      throw EngineError(ErrorKind::handshake, who + "'s endpoint has the wrong length");
-    if (load_be32(e) != peer || load_be32(e + 4) != shape_.size || load_be32(e + 8) != shape_.slot_bytes ||
-        load_be32(e + 12) != shape_.depth)
-      throw EngineError(ErrorKind::handshake,
-                        who + " has lanes of another shape; run the same version and configuration on every rank");
-    const size_t length = strnlen(text.data() + 48, kNameBytes);
-    const std::string name(text.data() + 48, length);
-    if (length == kNameBytes || name.rfind(kPrefix, 0) != 0 || name.find('/') != std::string::npos)
-      throw EngineError(ErrorKind::handshake, who + "'s segment has an impossible name");
-    const std::string path = std::string(kDirectory) + "/" + name;
-    Mapping& m = mappings_[peer];
-    m.same_process = load_be64(e + 16) == process_token();
-    m.fd = open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-    if (m.fd < 0)
-      throw EngineError(ErrorKind::handshake,
-                        who + "'s segment " + path + " cannot be opened here (" + reason() +
-                            "); this version joins ranks of one host, run by one user, that share " + kDirectory);
-    close_in_children(m.fd);
-    struct stat s;
-    if (fstat(m.fd, &s) != 0 || !S_ISREG(s.st_mode) || s.st_size != static_cast<off_t>(shape_.bytes()))
-      throw EngineError(ErrorKind::handshake, who + "'s segment " + path + " has the wrong size");
-    void* at = map(m.fd, PROT_READ);
-    if (at == MAP_FAILED)
-      throw EngineError(ErrorKind::handshake, who + "'s segment " + path + " cannot be mapped: " + reason());
-    m.base = static_cast<uint8_t*>(at);
-    madvise(at, shape_.bytes(), MADV_DONTFORK);
-    // Proves that this is the segment that the peer made, not one of the same name in another mount namespace.
-    if (std::memcmp(m.base, e + 32, 16) != 0)
-      throw EngineError(ErrorKind::handshake,
-                        who + "'s segment " + path + " is not the one it made: not the same host");
-  }
+bool Segment::map(uint32_t peer, const uint8_t endpoint[kEndpointBytes], std::string& why_not) {
+  const auto* text = reinterpret_cast<const char*>(endpoint) + 32;
+  const std::string name(text, strnlen(text, kNameBytes));
+  if (name.size() == kNameBytes || name.rfind(kPrefix, 0) != 0 || name.find('/') != std::string::npos)
+    throw EngineError(ErrorKind::handshake, "rank " + std::to_string(rank_) + ": rank " + std::to_string(peer) +
+                                                "'s segment has an impossible name");
+  const std::string path = std::string(kDirectory) + "/" + name;
+  Mapping& m = mappings_[peer];
+  const auto refuse = [&](const std::string& reason) {
+    why_not = path + ' ' + reason;
+    release(m);
+    return false;
+  };
+  m.same_process = load_be64(endpoint) == process_token();
+  m.fd = open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+  if (m.fd < 0) return refuse("cannot be opened here: " + reason());
+  close_in_children(m.fd);
+  struct stat s;
+  if (fstat(m.fd, &s) != 0 || !S_ISREG(s.st_mode) || s.st_size != static_cast<off_t>(shape_.bytes()))
+    return refuse("has the wrong size");
+  void* at = map_file(m.fd, PROT_READ);
+  if (at == MAP_FAILED) return refuse("cannot be mapped: " + reason());
+  m.base = static_cast<uint8_t*>(at);
+  madvise(at, shape_.bytes(), MADV_DONTFORK);
+  // Proves that this is the segment that the peer made, not one of the same name in another mount namespace.
+  if (std::memcmp(m.base, endpoint + 16, kChallengeBytes) != 0) return refuse("is not the one that it made");
+  std::memcpy(greeting(rank_, peer), endpoint + 16, kChallengeBytes);
+  return true;
+}
+
+bool Segment::meets(uint32_t peer) {
+  Mapping& m = mappings_[peer];
+  if (m.base && std::memcmp(greeting(peer, rank_), challenge_, kChallengeBytes) == 0) return true;
+  release(m);
+  return false;
+}
+
+uint8_t* Segment::greeting(uint32_t from, uint32_t to) const {
+  return mappings_[from].base + shape_.greetings_at() + to * sizeof(Word);
 }
 
 Bell* Segment::bell() const { return reinterpret_cast<Bell*>(mappings_[rank_].base + SegmentShape::kPage); }
@@ -281,7 +261,7 @@ std::unique_ptr<LaneReader> Segment::reader_from(uint32_t peer) const {
 std::unique_ptr<LaneWriter> Segment::writer_to_all() const {
   std::vector<ShmLaneWriter::Reader> readers;
   for (uint32_t p = 0; p < shape_.size; p++)
-    if (p != rank_)
+    if (p != rank_ && mappings_[p].base)
       readers.push_back({p, word(p, shape_.tails_at(), shape_.size + rank_), bell_of(mappings_[p].base)});
   return std::make_unique<ShmLaneWriter>(const_cast<Word*>(word(rank_, shape_.heads_at(), shape_.size)),
                                          mappings_[rank_].base + shape_.slots_at() + rank_ * shape_.lane_bytes(),

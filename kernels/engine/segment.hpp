@@ -6,12 +6,16 @@
 // two ranks: those of a pair are allocated before its first message. The owner holds a POSIX record lock on it: the
 // kernel drops the lock when the process dies, a forked child does not inherit it, and it works across pid namespaces.
 // So a look at the lock tells whether a peer lives, and whether a left-over segment may be removed.
+//
+// Whether two ranks share memory is not told by names: each looks for a random challenge in the segment that the other
+// made, and writes into its own, for the other to see, which peers' challenges it found.
 #pragma once
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -31,7 +35,8 @@ struct SegmentShape {
 
   uint64_t stride() const;  // bytes from slot to slot
   uint64_t words_bytes(uint64_t words) const { return (words * sizeof(Word) + kPage - 1) / kPage * kPage; }
-  uint64_t heads_at() const { return 2 * kPage; }  // after the header page and the bell's page
+  uint64_t greetings_at() const { return 2 * kPage; }  // after the header page and the bell's page
+  uint64_t heads_at() const { return greetings_at() + words_bytes(size); }
   uint64_t heads() const { return 4 * uint64_t{size} + 1; }
   uint64_t tails_at() const { return heads_at() + words_bytes(heads()); }
   uint64_t tails() const { return 5 * uint64_t{size}; }
@@ -44,21 +49,34 @@ struct SegmentShape {
   uint64_t bytes() const { return messages_at() + 2 * uint64_t{size} * lane_bytes(); }
 };
 
-// What a rank tells its peers, inside the authenticated handshake. Exactly kEndpointBytes on the wire.
-inline constexpr size_t kEndpointBytes = 96;
-
 class Segment {
  public:
-  // Creates and locks this rank's segment. Throws EngineError: config, with path, needed and free bytes, when
-  // shared memory is too small.
+  // What peers need to map it, as its owner announces it.
+  static constexpr size_t kEndpointBytes = 80;
+  static constexpr size_t kChallengeBytes = 16;
+
+  // There is no shared memory here, or not for this user.
+  class Unavailable : public std::runtime_error {
+   public:
+    using std::runtime_error::runtime_error;
+  };
+
+  // Creates and locks this rank's segment. Throws Unavailable, or EngineError: config, with path, needed and free
+  // bytes, when shared memory is too small.
   Segment(uint32_t rank, SegmentShape shape);
   ~Segment();
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
 
-  std::string endpoint() const;
-  // Maps the peers' segments from all ranks' endpoints. Throws EngineError: handshake, naming the rank.
-  void connect(const std::vector<std::string>& endpoints);
+  void endpoint(uint8_t out[kEndpointBytes]) const;
+  // Maps the segment that a peer announced, and says so in this rank's own. False with the reason when it cannot be
+  // mapped here, or is not the one that the peer made. Throws EngineError: handshake, when no peer could have
+  // announced this.
+  bool map(uint32_t peer, const uint8_t endpoint[kEndpointBytes], std::string& why_not);
+  // Once every rank has tried: whether both found each other's. Equal on both ends. Unmaps the segment of a peer that
+  // is not met.
+  bool meets(uint32_t peer);
+  void unmap(uint32_t peer) noexcept { release(mappings_[peer]); }
   // Removes the name: everyone has mapped it. Idempotent.
   void unlink() noexcept;
 
@@ -67,7 +85,7 @@ class Segment {
   Bell* bell() const;
   uint64_t mapped_bytes() const;
 
-  // Lane ends. `peer` != rank.
+  // Lane ends. `peer` is one that is met, and the lane to all reaches those.
   std::unique_ptr<LaneWriter> writer_to(uint32_t peer) const;
   std::unique_ptr<LaneWriter> writer_to_all() const;
   std::unique_ptr<LaneWriter> control_to(uint32_t peer) const;
@@ -102,7 +120,8 @@ class Segment {
   };
   const Word* word(uint32_t rank, uint64_t at, uint64_t index) const;
   // Maps all of a segment, and brings in what is allocated up front.
-  void* map(int fd, int protection) const;
+  void* map_file(int fd, int protection) const;
+  uint8_t* greeting(uint32_t from, uint32_t to) const;
   void release(Mapping& m) noexcept;
   // The same kind of lane as seen by its two ends: its head, tail and slots within the segments that hold them.
   std::unique_ptr<LaneWriter> writer(uint32_t peer, uint64_t head, uint64_t tail, uint64_t slots) const;
@@ -114,7 +133,7 @@ class Segment {
   uint32_t rank_;
   SegmentShape shape_;
   std::string name_;
-  uint8_t challenge_[16];
+  uint8_t challenge_[kChallengeBytes];
   bool linked_ = false;
   std::vector<Mapping> mappings_;  // by rank; this rank's own is writable
   std::mutex allocation_;

@@ -14,6 +14,7 @@ inline void store_be32(uint8_t* p, uint32_t v) {
 inline void store_be64(uint8_t* p, uint64_t v) {
   for (int i = 0; i < 8; i++) p[i] = static_cast<uint8_t>(v >> (56 - 8 * i));
 }
+inline uint16_t load_be16(const uint8_t* p) { return static_cast<uint16_t>(p[0] << 8 | p[1]); }
 inline uint32_t load_be32(const uint8_t* p) {
   uint32_t v = 0;
   for (int i = 0; i < 4; i++) v = v << 8 | p[i];

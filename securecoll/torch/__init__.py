@@ -142,9 +142,9 @@ def _checked(rank: int, pg_options: object, is_default: bool) -> SecureCollOptio
 
     if dist.get_debug_level() == dist.DebugLevel.DETAIL:  # type: ignore[attr-defined]
         raise ConfigError(
-            f"rank {rank}: TORCH_DISTRIBUTED_DEBUG=DETAIL makes torch open a gloo group beside this one, which sends "
-            "the names and shapes of all calls in plaintext and believes whoever connects; set it to INFO, or unset it: "
-            "calls that do not match are an error that names them, at every level"
+            f"rank {rank}: TORCH_DISTRIBUTED_DEBUG=DETAIL makes torch open a gloo group beside this one, which "
+            "sends the names and shapes of all calls in plaintext and believes whoever connects; set it to INFO, or "
+            "unset it: calls that do not match are an error that names them, at every level"
         )
     options = pg_options if pg_options is not None else SecureCollOptions() if is_default else _default_options
     if not isinstance(options, SecureCollOptions):

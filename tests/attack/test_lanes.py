@@ -181,7 +181,7 @@ def test_head_that_no_honest_sender_writes(tmp_path: Path, by: int) -> None:
 
     results = _attack(tmp_path, attack)
     _assert_refused(results)
-    assert "lane words" in results[1][0]
+    assert "moved as no honest peer" in results[1][0]
 
 
 def test_head_ahead_of_the_records(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_tail_that_no_honest_reader_writes(tmp_path: Path, by: int) -> None:
 
     outcomes = _tail_attack(tmp_path, attack)
     (first_0, zeroed_0, later_0, _), (first_1, zeroed_1, later_1, right_1) = outcomes
-    assert first_0.startswith("AuthenticationError") and "lane words shared with rank" in first_0, first_0
+    assert first_0.startswith("AuthenticationError") and "the lane shared with rank" in first_0, first_0
     assert later_0 == later_1 == "AuthenticationError"
     assert zeroed_0
     assert (first_1.startswith("AuthenticationError") and zeroed_1) or (first_1 == "returned" and right_1)

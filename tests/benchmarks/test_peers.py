@@ -75,6 +75,25 @@ def test_four_ranks_are_held_to_theirs() -> None:
     assert not found["all_reduce 8 B, gloo's time over ours, both through torch"].met
 
 
+def test_over_tcp_gloo_alone_is_a_peer() -> None:
+    rows = [large(securecoll_torch=40_000.0, gloo=40_000.0, mpich=1.0), small(securecoll_torch=20.0, gloo=39.0)]
+    found = peers.verdicts_over_tcp(rows, AEAD, MEMORY, 2)
+    assert [(verdict.reached, verdict.met) for verdict in found] == [("1.00x", True), ("1.95x", False)]
+    assert peers.verdicts_over_tcp(rows, AEAD, MEMORY, 4) == []
+    assert all(verdict.reached is None and not verdict.met for verdict in peers.verdicts_over_tcp([], {}, {}, 2))
+
+
+def test_a_short_run_over_tcp_shares_no_memory(tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    command = [sys.executable, peers.__file__, "--transport", "tcp", "--contenders", "securecoll", "--sizes", "8,64K"]
+    command += ["--ops", "all_reduce", "--rounds", "1", "--seconds", "0.02", "--json", str(file)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stdout + result.stderr
+    document = json.loads(file.read_text())
+    assert [row["transport"] for row in document["rows"]] == ["tcp", "tcp"]
+    assert document["memory"]["securecoll"]["shared_bytes"] == 0
+
+
 def test_what_was_not_measured_is_not_met() -> None:
     found = verdicts([], {}, {}, 2)
     assert len(found) == 8

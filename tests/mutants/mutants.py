@@ -11,6 +11,9 @@ EXECUTOR = "kernels/engine/executor.cpp"
 ORDER = "tests/cuda/test_order.py"
 ATTACKS = "tests/cuda/test_attacks.py"
 COLLECTIVES = "tests/cuda/test_collectives.py"
+MEETING = "kernels/engine/meeting.cpp"
+LINK = "kernels/engine/link.cpp"
+SOCKETS = "tests/engine/test_sockets.py"
 
 
 @dataclass(frozen=True)
@@ -150,5 +153,26 @@ MUTANTS = [
         "if (!r.blocking || r.place) pool::add(shared_from_this());",
         "if (!r.blocking) pool::add(shared_from_this());",
         (ORDER, "-k", "leaves_it"),
+    ),
+    Mutant(
+        "whoever connects is let in",
+        MEETING,
+        "if (!equal_constant_time(expected, p.answer + kMessageBytes, kMacBytes)) {",
+        "if (false) {",
+        (SOCKETS, "-k", "another_connection_key"),
+    ),
+    Mutant(
+        "whoever answers is believed",
+        MEETING,
+        "if (!equal_constant_time(peer.in, peer.proof, kMacBytes)) {",
+        "if (false) {",
+        (SOCKETS, "-k", "answers_without_the_key"),
+    ),
+    Mutant(
+        "credit is given for what was not sent",
+        LINK,
+        "if (bytes || !more || more > out.sent - out.returned) return false;",
+        "if (bytes || !more) return false;",
+        (SOCKETS, "-k", "hostile"),
     ),
 ]

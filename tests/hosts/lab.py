@@ -1,0 +1,101 @@
+"""Several hosts in one: network namespaces on a bridge, each rank with its host's memory and network alone."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import itertools
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from securecoll import network
+
+_NEW_MOUNTS, _NEW_NETWORK, _PRIVATE = 0x20000, 0x40000000, 0x44000
+_numbers = itertools.count()
+
+
+class Unable(Exception):
+    """This machine or user cannot make network namespaces."""
+
+
+def _ip(*words: str) -> None:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Unable(f"ip {' '.join(words)}: {done.stderr.strip()}")
+
+
+@dataclass(frozen=True)
+class Lab:
+    """Hosts ``0`` to ``count - 1``, with addresses 10.77.0.1 and fd77::1, and so on, on an interface ``eth0``."""
+
+    name: str
+    count: int
+
+    def host(self, number: int) -> str:
+        """Its network namespace."""
+        return f"{self.name}-{number}"
+
+    def cut(self, number: int) -> None:
+        """Pulls a host's cable: nobody is told."""
+        _ip("-n", f"{self.name}-hub", "link", "set", f"port{number}", "down")
+
+    def describe(self, folder: Path, placement: Sequence[int]) -> None:
+        """For :func:`enter`: which rank runs on which host."""
+        (folder / "hosts").write_text("\n".join(self.host(number) for number in placement))
+
+
+@contextmanager
+def lab(count: int, families: Sequence[int] = (4, 6)) -> Iterator[Lab]:
+    """Makes hosts on one network, and removes them. Raises :class:`Unable`."""
+    if shutil.which("ip") is None:
+        raise Unable("iproute2 is not installed")
+    made = Lab(f"sc{os.getpid()}x{next(_numbers)}", count)
+    hub = f"{made.name}-hub"
+    namespaces = [hub, *(made.host(number) for number in range(count))]
+    try:
+        for namespace in namespaces:
+            _ip("netns", "add", namespace)
+            _ip("-n", namespace, "link", "set", "lo", "up")
+        _ip("-n", hub, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", hub, "link", "set", "bridge", "up")
+        for number in range(count):
+            host = made.host(number)
+            _ip("-n", hub, "link", "add", f"port{number}", "type", "veth", "peer", "name", "eth0", "netns", host)
+            _ip("-n", hub, "link", "set", f"port{number}", "master", "bridge", "up")
+            _ip("-n", host, "link", "set", "eth0", "up")
+            if 4 in families:
+                _ip("-n", host, "address", "add", f"10.77.0.{number + 1}/24", "dev", "eth0")
+            if 6 in families:
+                _ip("-n", host, "address", "add", f"fd77::{number + 1}/64", "dev", "eth0", "nodad")
+        yield made
+    finally:
+        for namespace in namespaces:
+            subprocess.run(["ip", "netns", "delete", namespace], capture_output=True, check=False)
+
+
+def placed(rank: int, folder: Path) -> None:
+    """For ``prepare``: this process stays where it is and says that it is on its rank's host. So ranks make
+    the plans that they make there, and those of different hosts use sockets."""
+    name = (folder / "hosts").read_text().splitlines()[rank]
+    os.environ["SECURECOLL_IFNAME"] = "lo"
+    network.host = lambda shared: hashlib.sha256(name.encode()).digest()[: network.HOST_BYTES]
+
+
+def enter(rank: int, folder: Path) -> None:
+    """For ``prepare`` of a group: moves this process to its rank's host."""
+    namespace = (folder / "hosts").read_text().splitlines()[rank]
+    libc = ctypes.CDLL(None, use_errno=True)
+    memory = folder / namespace
+    with Path("/run/netns", namespace).open("rb") as file:
+        moved = libc.setns(file.fileno(), _NEW_NETWORK)
+    if moved or libc.unshare(_NEW_MOUNTS) or libc.mount(b"none", b"/", None, _PRIVATE, None):
+        raise OSError(ctypes.get_errno(), "cannot enter a namespace")
+    # The ranks of a host share what is mounted at /dev/shm there. A folder stands for it, one for each host.
+    memory.mkdir(exist_ok=True)
+    if libc.mount(os.fsencode(memory), b"/dev/shm", None, 0x1000, None):
+        raise OSError(ctypes.get_errno(), "cannot bind /dev/shm")
