@@ -32,8 +32,8 @@ def host(shared: bool) -> bytes:
     """What ranks that may share memory have in common, and no others: a hash of the kernel's boot, what is mounted at
     /dev/shm, and the user. A rank that shares none (``shared`` false, or no /dev/shm) is a host of its own.
 
-    It is a rank's own word, and decides which plans are made, alike on all ranks; whether two ranks really share memory
-    they prove to each other, and use a socket where they cannot.
+    It is a rank's own word, and decides which plans are made, alike on all ranks. Whether two ranks
+    really share memory they prove to each other; where they cannot, they use a socket.
     """
     try:
         memory = Path("/dev/shm").stat()
