@@ -218,16 +218,21 @@ class Communicator:
             _uses[job_id, parent_id, group] = use + 1
         if settings.threads is not None:
             _engine.set_threads(settings.threads)
-        log.info(
-            "rank %d of %d joined: members %s, %s, %d-byte slots, lanes of %d, AEAD %s",
-            rank,
-            size,
-            ",".join(map(str, group[:16])) + (",..." if size > 16 else ""),
-            transports,
-            shape.slot_bytes,
-            shape.depth,
-            kernels or _engine.aead_names()[0],
-        )
+        if log.isEnabledFor(logging.INFO):
+            log.info(
+                "rank %d of %d joined: members %s on %d host%s, %s, %d-byte slots, lanes of %d, AEAD %s, "
+                "all_reduce by %s",
+                rank,
+                size,
+                ",".join(map(str, group[:16])) + (",..." if size > 16 else ""),
+                len(topology.groups),
+                "" if topology.is_single else "s",
+                transports,
+                shape.slot_bytes,
+                shape.depth,
+                kernels or _engine.aead_names()[0],
+                _choices(size, shape, topology),
+            )
         return cls(engine, session, group, device, child)
 
     @classmethod
@@ -709,6 +714,23 @@ class _Planner:
             return plan.encode(made), [descriptor(c) for c in send], [descriptor(c) for c in recv]
         one = descriptor(count if send is None else sum(send))
         return plan.encode(made), [one] * self._size, [one] * self._size
+
+
+def _choices(size: int, shape: Shape, topology: Topology) -> str:
+    """What the tuner picks for an all_reduce, and from which size on."""
+    told: list[tuple[str, int]] = []
+    for nbytes in (1 << power for power in range(3, 31)):
+        name = tuner.choose(
+            Collective.ALL_REDUCE,
+            size,
+            nbytes,
+            max_chunk=shape.slot_bytes,
+            wave=shape.wave,
+            topology=topology,
+        ).algorithm
+        if not told or told[-1][0] != name:
+            told.append((name, nbytes))
+    return ", then ".join(name if not i else f"{name} from {nbytes} bytes" for i, (name, nbytes) in enumerate(told))
 
 
 class _Alone:
