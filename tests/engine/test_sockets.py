@@ -285,7 +285,7 @@ def _attack(folder: Path) -> list[tuple[str, str, bool, float]]:
     return _attacked(folder, HOSTILE[folder.name])[0]
 
 
-def test_hostile_frames_end_in_an_error_and_never_in_wrong_data(tmp_path: Path) -> None:
+def test_e6_hostile_frames_end_in_an_error_and_never_in_wrong_data(tmp_path: Path) -> None:
     """Most of the time of an attack is spent waiting for the peer's view of it: so several run at a time."""
     with ThreadPoolExecutor(5) as pool:
         found = dict(zip(HOSTILE, pool.map(_attack, [tmp_path / name for name in HOSTILE]), strict=True))
@@ -425,7 +425,7 @@ def _among_strangers(rank: int, folder: Path) -> None:
         relays.wait_for(folder / "gate")
 
 
-def test_strangers_do_not_keep_a_member_out(tmp_path: Path) -> None:
+def test_e7_strangers_do_not_keep_a_member_out(tmp_path: Path) -> None:
     """Two hundred that say nothing, some that speak HTTP, stop half-way or reset: the group forms and works, and they
     are told of in one line."""
     with group(2, tmp_path, every_result, shape=SMALL, prepare=_among_strangers) as ranks:
@@ -459,12 +459,12 @@ def _one_family_each(rank: int, folder: Path) -> None:
     network.choose = lambda name, meeting: network.Interface("lo", ("127.0.0.1",) if rank else ("::1",))
 
 
-def test_ipv6_alone(tmp_path: Path) -> None:
+def test_f12_ipv6_alone(tmp_path: Path) -> None:
     first, second = run(2, tmp_path, every_result, shape=SMALL, prepare=_only_v6)
     assert len({first, second}) == 2
 
 
-def test_families_that_do_not_meet_are_named_at_once(tmp_path: Path) -> None:
+def test_f12_families_that_do_not_meet_are_named_at_once(tmp_path: Path) -> None:
     began = time.monotonic()
     for error in _outcomes(tmp_path, _one_family_each, timeout=30.0):
         assert isinstance(error, securecoll.HandshakeError)
@@ -472,12 +472,12 @@ def test_families_that_do_not_meet_are_named_at_once(tmp_path: Path) -> None:
     assert time.monotonic() - began < 15
 
 
-def test_an_unknown_interface_is_refused_with_those_that_there_are() -> None:
+def test_f11_an_unknown_interface_is_refused_with_those_that_there_are() -> None:
     with pytest.raises(ConfigError, match=r"'nowhere0'.*there are.*lo"):
         network.choose("nowhere0", None)
 
 
-def test_the_interface_that_leads_to_the_meeting_place_is_chosen() -> None:
+def test_f11_the_interface_that_leads_to_the_meeting_place_is_chosen() -> None:
     assert network.choose(None, "127.0.0.1") == network.choose("lo", None)
     # A host's own name may stand for loopback, and nobody else reaches it there.
     elsewhere = network.choose(None, "127.0.1.1")
