@@ -128,6 +128,7 @@ def test_a_message_of_before_does_not_come_again(tmp_path: Path) -> None:
             at = view.slot_at(lane, record)
             stolen.append(bytes(view.memory[at : at + 4096 + TAG]))
         Path(f"{gate}-1").touch()
+        # Only when rank 1 looks at nothing any more is the second one sent.
         view.wait_head(lane, 8)
         for record in range(4):
             at = view.slot_at(lane, record)
@@ -139,10 +140,10 @@ def test_a_message_of_before_does_not_come_again(tmp_path: Path) -> None:
 
 def _replayed(comm: Communicator, gate: str) -> tuple[str, bool]:
     if comm.rank == 0:
-        works = [comm.send(_pattern(SHORT, i), 1, async_op=True) for i in range(2)]
         try:
-            for work in works:
-                work.wait()
+            comm.send(_pattern(SHORT, 0), 1)
+            _wait_for(f"{gate}-received")
+            comm.send(_pattern(SHORT, 1), 1)
             comm.barrier()
         except SecureCollError as e:
             return type(e).__name__, True
@@ -151,6 +152,7 @@ def _replayed(comm: Communicator, gate: str) -> tuple[str, bool]:
     _wait_for(f"{gate}-1")
     comm.recv(out, 0)
     assert (out == _pattern(SHORT, 0)).all()
+    Path(f"{gate}-received").touch()
     _wait_for(f"{gate}-2")
     try:
         comm.recv(out, 0)

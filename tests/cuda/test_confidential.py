@@ -16,7 +16,7 @@ from tests.groups import SMALL, group
 
 def _on_device(comm: Communicator, seconds: float) -> int:
     on_device: Any = OnDevice(comm)
-    return works(on_device, seconds)
+    return works(on_device, seconds, messages=False)
 
 
 @pytest.mark.parametrize("mapped", [False, True], ids=["staged", "mapped"])
