@@ -130,7 +130,7 @@ FABRIC = "hosts=512,gpus=8,net=50GB/s"
 def test_4096_ranks_are_priced_in_seconds() -> None:
     start = time.perf_counter()
     survey = shown("--topology", FABRIC)
-    assert time.perf_counter() - start < 5
+    assert time.perf_counter() - start < 20
     assert [row["collective"] for row in survey["rows"]] == [collective.name.lower() for collective in Collective]
     assert all(row["default"] and row["seconds"] > 0 for row in survey["rows"])
     assert (survey["sockets"], survey["socket_bytes"]) == (17, 17 * 2 * 16 * (65536 + 16))

@@ -78,14 +78,16 @@ def test_every_algorithm_has_an_estimate_and_no_other() -> None:
             estimate(Collective.GATHER, "ring", topology, 1024, 1024, 8, HOST)
 
 
-@pytest.mark.parametrize("topology", [Topology.single(8), Topology.even(512, 8)], ids=["8", "512x8"])
-def test_an_estimate_takes_less_than_50_microseconds(topology: Topology) -> None:
-    best = float("inf")
-    for _ in range(200):
-        start = time.perf_counter()
-        estimate(Collective.ALL_REDUCE, "hierarchical", topology, 1 << 20, 1 << 16, 8, HOST)
-        best = min(best, time.perf_counter() - start)
-    assert best < 50e-6
+def test_an_estimate_takes_no_longer_for_more_ranks() -> None:
+    def best(topology: Topology) -> float:
+        times = []
+        for _ in range(200):
+            start = time.perf_counter()
+            estimate(Collective.ALL_REDUCE, "hierarchical", topology, 1 << 20, 1 << 16, 8, HOST)
+            times.append(time.perf_counter() - start)
+        return min(times)
+
+    assert best(Topology.even(512, 8)) < 5 * best(Topology.even(2, 8))
 
 
 # Across hosts
