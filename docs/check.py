@@ -79,7 +79,7 @@ def segments() -> str:
     rows = []
     for ranks in (2, 4, 8, 16, 32, 64):
         shape = Shape.of(ranks)
-        one = segment_bytes(ranks, shape.slot_bytes, shape.depth)
+        one = segment_bytes(ranks, shape.slot_bytes, shape.depth, ranks)
         rows.append(
             f"  | {ranks} | {sized(shape.slot_bytes)} | {one / 2**20:.1f} MiB | {ranks * one / 2**20:.1f} MiB |\n"
         )
