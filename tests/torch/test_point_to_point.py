@@ -209,6 +209,7 @@ def test_a_receive_that_waits_does_not_hold_up_collectives(rank: int, size: int)
     assert (y == 2).all() and not work.is_completed()
     with pytest.raises(RuntimeError, match="not done after wait"):
         work.wait(timedelta(milliseconds=50))
+    dist.barrier()
     dist.send(torch.full((10,), 4.0), 1 - rank, tag=3)
     future = work.get_future()
     work.wait()
