@@ -13,6 +13,7 @@ import pytest
 from benchmarks.handshake_scale import Bystander, Group, fingerprints, main, sample_of
 from securecoll._engine import Secret
 from securecoll.handshake import Session
+from securecoll.handshake.session import root_count
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "handshake_scale.py"
 
@@ -35,7 +36,7 @@ def test_costs_of_each_group_are_reported(tmp_path: Path) -> None:
     assert eight["read_bytes"] == 8 * 400 + 48 * 7
     assert eight["handed_out_bytes"] == 8 * eight["read_bytes"]
     # Eight roots for each pair, one for each sender, one for children, in blocks of 64 bytes.
-    assert eight["key_bytes"] == 64 * (8 * 7 + 8 + 1)
+    assert eight["key_bytes"] == 64 * (8 * 7 + 8 + 1) == 64 * root_count(8)
     assert 0 < eight["cpu_ms"] <= eight["slowest_cpu_ms"]
     assert eight["by_round_ms"].keys() == {"hello", "auth", "wrap", "fin", "finish"}
     assert plot.read_text().rstrip().endswith("</svg>")
