@@ -77,6 +77,9 @@ def _probe(address: str, port: int, interface: network.Interface | None) -> Find
     values: dict[str, object] = {"address": address, "port": port}
     sources = [a for a in (interface.addresses if interface else ()) if (":" in a) == six]
     own, kind = sources[0] if sources else None, "IPv6" if six else "IPv4"
+    if interface is not None and own is None:
+        advice = f"Ranks would not try: give {interface.name} an {kind} address, or choose another interface."
+        return Finding("peer", State.FAIL, f"{where} not tried: {interface.name} has no {kind}", advice, values)
     try:
         with socket.socket(socket.AF_INET6 if six else socket.AF_INET, socket.SOCK_STREAM) as line:
             # A machine reaches itself by any interface.
@@ -145,9 +148,9 @@ def _unreachable(where: str, own: str | None, kind: str, error: Exception, value
     elif code in (errno.ECONNREFUSED, errno.ECONNRESET):
         why = "refused"
         advice = "Nobody listens there: start `securecoll doctor --listen` there. Else a firewall refuses."
-    elif code in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL):
+    elif code in (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EADDRNOTAVAIL, errno.EINVAL):
         why = (error.args[-1] if error.args else "") or "no way there"
-        advice = f"There is no {kind} route: see `ip route get`, or choose another interface by SECURECOLL_IFNAME."
+        advice = f"There is no {kind} route from there: see `ip route get`, or choose another by SECURECOLL_IFNAME."
     else:
         why = str(error)
         advice = "Start `securecoll doctor --listen` there, and give this one its port."

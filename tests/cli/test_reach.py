@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from securecoll.cli import main, reach
+from securecoll import network
+from securecoll.cli import main, networks, reach
 from securecoll.cli.findings import Finding, State
 from tests.hosts.lab import Unable, lab
 
@@ -120,6 +121,12 @@ def test_a_name_that_does_not_resolve_says_so() -> None:
     assert found.state is State.FAIL and "resolved" in found.found and "/etc/hosts" in found.advice
 
 
+def test_a_family_that_the_interface_lacks_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(networks, "chosen", lambda: network.Interface("x0", ("127.0.0.1",)))
+    (found,) = reach.peer("::1", 9)
+    assert found.state is State.FAIL and "not tried: x0 has no IPv6" in found.found and found.advice
+
+
 def test_one_family_that_works_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     with listening() as (port, _):
         places: Any = [(0, 0, 0, "", ("127.0.0.1", port)), (0, 0, 0, "", ("127.0.0.9", port))]
@@ -165,9 +172,10 @@ def test_two_hosts_reach_each_other_until_the_cable_is_pulled(tmp_path: Path) ->
     if os.geteuid() != 0:
         pytest.skip("network namespaces need root")
     doctor = [sys.executable, "-c", "from securecoll.cli import main; main()", "doctor", "--json"]
-    environment = {name: text for name, text in os.environ.items() if name != "SECURECOLL_IFNAME"}
+    environment = dict(os.environ)
 
-    def on(host: str, *options: str) -> subprocess.Popen[str]:
+    def on(host: str, *options: str, interface: str = "eth0") -> subprocess.Popen[str]:
+        environment["SECURECOLL_IFNAME"] = interface
         words = ["ip", "netns", "exec", host, *doctor, *options]
         return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
@@ -176,6 +184,7 @@ def test_two_hosts_reach_each_other_until_the_cable_is_pulled(tmp_path: Path) ->
             listener = on(hosts.host(1), "--listen")
             assert listener.stderr is not None
             assert "[fd77::2]" in listener.stderr.readline() + listener.stderr.readline()
+            wrong = on(hosts.host(0), "--peer", "10.77.0.2", interface="lo").communicate(timeout=30)[0]
             there = on(hosts.host(0), "--peer", "10.77.0.2").communicate(timeout=30)[0]
             heard = listener.communicate(timeout=30)[0]
             hosts.cut(1)
@@ -183,6 +192,9 @@ def test_two_hosts_reach_each_other_until_the_cable_is_pulled(tmp_path: Path) ->
             gone = cut.communicate(timeout=30)[0]
     except Unable as e:
         pytest.skip(str(e))
+    (astray,) = json.loads(wrong)
+    assert astray["state"] == "fail" and "from 127.0.0.1" in astray["found"], astray
+    assert "SECURECOLL_IFNAME" in astray["advice"]
     (found,) = json.loads(there)
     assert found["state"] == "OK", found
     assert (found["values"]["interface"], found["values"]["local"]) == ("eth0", "10.77.0.1")
