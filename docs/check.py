@@ -85,7 +85,7 @@ def segments() -> str:
     rows = []
     for ranks in (2, 4, 8, 16, 32, 64):
         shape = Shape.of(ranks)
-        one = segment_bytes(ranks, shape.slot_bytes, shape.depth)
+        one = segment_bytes(ranks, shape.slot_bytes, shape.depth, ranks)
         rows.append(
             f"  | {ranks} | {sized(shape.slot_bytes)} | {one / 2**20:.1f} MiB | {ranks * one / 2**20:.1f} MiB |\n"
         )
@@ -103,7 +103,7 @@ def connections() -> str:
         most = max(len(sockets(topology, rank)) for rank in range(ranks))
         taken = (
             socket_bytes(most, shape.slot_bytes, tuner.DEPTH),
-            segment_bytes(ranks, shape.slot_bytes, shape.depth),
+            segment_bytes(ranks, shape.slot_bytes, shape.depth, each) if each > 1 else 0,
         )
         keys = root_count(ranks) * KEY_BYTES
         rows.append(

@@ -505,6 +505,12 @@ class Communicator:
         return self._engine.mapped_bytes
 
     @property
+    def connected_ranks(self) -> tuple[int, ...]:
+        """The ranks that this one shares memory or has a socket with, in order. Sockets are made when they are needed:
+        at first there are those of its neighbours, by which news of failures travels."""
+        return tuple(self._engine.reached)
+
+    @property
     def capsule(self) -> object:
         """The engine's end of this communicator, for another extension module (kernels/engine/table.h)."""
         return self._engine.capsule

@@ -184,7 +184,7 @@ class HostView:
 
     _PAGE = 4096
     _WORD = 64
-    _CONTROL_DEPTH, _CONTROL_STRIDE = 32, 192
+    CONTROL_LANE = 32 * 192
 
     def __init__(self, pid: int, rank: int, size: int, shape: Shape) -> None:
         self.rank, self.size, self.shape = rank, size, shape
@@ -192,7 +192,7 @@ class HostView:
         self.heads_at = 2 * self._PAGE + self._pages(size * self._WORD)
         self.tails_at = self.heads_at + self._pages((4 * size + 1) * self._WORD)
         self.control_at = self.tails_at + self._pages(5 * size * self._WORD)
-        self.slots_at = self._pages(self.control_at + size * self._CONTROL_DEPTH * self._CONTROL_STRIDE)
+        self.slots_at = self._pages(self.control_at + size * self.CONTROL_LANE)
         self.messages_at = self.slots_at + size * shape.depth * self.stride
         self.bytes = self.messages_at + 2 * size * shape.depth * self.stride
         self.memory = self._map(pid) if pid else None

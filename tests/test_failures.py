@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -454,7 +455,7 @@ def test_e1_a_rank_without_a_key_does_not_leave_its_peers_waiting(tmp_path: Path
 
 
 _SMALL_SHM = """
-import ctypes, os, sys
+import ctypes, os, sys, threading
 CLONE_NEWNS = 0x20000
 libc = ctypes.CDLL(None, use_errno=True)
 if libc.unshare(CLONE_NEWNS) or libc.mount(b"none", b"/", None, 0x44000, None) or \\
@@ -462,11 +463,15 @@ if libc.unshare(CLONE_NEWNS) or libc.mount(b"none", b"/", None, 0x44000, None) o
     sys.exit(77)
 import securecoll
 from securecoll.communicator import Communicator
-try:
-    Communicator.create(securecoll.DirectoryExchange(sys.argv[1], rank=0, size=2), sys.argv[2], timeout=2)
-except securecoll.ConfigError as e:
-    print(e)
-    print("left", [n for n in os.listdir("/dev/shm")])
+def join(rank):
+    try:
+        Communicator.create(securecoll.DirectoryExchange(sys.argv[1], rank=rank, size=2), sys.argv[2], timeout=5)
+    except securecoll.SecureCollError as e:
+        print(type(e).__name__, e)
+ranks = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
+for rank in ranks: rank.start()
+for rank in ranks: rank.join()
+print("left", [n for n in os.listdir("/dev/shm")])
 """
 
 
@@ -486,9 +491,12 @@ def test_shared_memory_that_is_too_small(tmp_path: Path) -> None:
     if done.returncode == 77:
         pytest.skip("mounting a small /dev/shm needs a privileged user")
     assert done.returncode == 0, done.stderr
+    assert "ConfigError" in done.stdout
     assert "/dev/shm/securecoll-" in done.stdout and "needs" in done.stdout and "free" in done.stdout
-    needed = securecoll._engine.segment_bytes(2, 65536, 16)
-    assert str(needed) in done.stdout and "1048576" in done.stdout
+    needed = securecoll._engine.segment_bytes(2, 65536, 16, 2)
+    free = re.search(r"has (\d+) free", done.stdout)
+    assert str(needed) in done.stdout and free is not None and int(free[1]) < 2**20
+    assert len(re.findall(r"^(ConfigError|HandshakeError) rank [01]: ", done.stdout, re.MULTILINE)) == 2
     assert "left []" in done.stdout
 
 

@@ -632,12 +632,15 @@ void bind_engine(nb::module_& m) {
         return found;
       },
       "Name, address and whether it is a loopback, of each address of the interfaces that are up.");
+  m.def("neighbours", &Mesh::neighbours, nb::arg("rank"), nb::arg("size"),
+        "The ranks that a rank has sockets with from the start, but for those that share memory with it.");
   m.def(
       "segment_bytes",
-      [](uint32_t size, uint32_t slot_bytes, uint32_t depth) {
-        return SegmentShape{size, slot_bytes, depth}.messages_at();
+      [](uint32_t size, uint32_t slot_bytes, uint32_t depth, uint32_t here) {
+        return SegmentShape{size, slot_bytes, depth}.needed(here);
       },
-      nb::arg("size"), nb::arg("slot_bytes"), nb::arg("depth"), "Bytes that one rank's segment takes up front.");
+      nb::arg("size"), nb::arg("slot_bytes"), nb::arg("depth"), nb::arg("here"),
+      "Bytes that one rank's segment takes where `here` of the ranks share memory, but for messages.");
 
   nb::class_<PyOperation>(m, "Operation", "One collective in flight.")
       .def("wait", &PyOperation::wait, nb::arg("timeout") = nb::none())
@@ -695,6 +698,7 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro("epoch", [](const PyCommunicator& c) { return c.communicator_->epoch(); })
       .def_prop_ro("sequence", [](const PyCommunicator& c) { return c.communicator_->last_sequence(); })
       .def_prop_ro("mapped_bytes", [](const PyCommunicator& c) { return c.communicator_->mapped_bytes(); })
+      .def_prop_ro("reached", [](const PyCommunicator& c) { return c.communicator_->reached(); })
       .def("counters", [](const PyCommunicator& c) {
         const Counters& k = c.communicator_->counters();
         return nb::make_tuple(k.bytes_sealed.load(), k.bytes_opened.load(), k.records_sealed.load(),

@@ -95,6 +95,7 @@ Communicator::Communicator(CommunicatorOptions options, std::unique_ptr<Mesh> me
   for (auto& q : questions_) q.rank = n;
   heard_.assign(n, 0);
   left_.assign(n, 0);
+  gone_.assign(n, 0);
   if (n == 1) return;
   if (!mesh_ || !mesh_->has_met())
     throw EngineError(ErrorKind::config, here() + "a group of " + std::to_string(n) + " needs a mesh that met all");
@@ -677,9 +678,10 @@ bool Communicator::step_messages(bool everyone) {
     return true;
   }
   // What was sent leaves this process before its sender is told, for nobody may be here to move it later.
-  const bool left = finished_messages_.empty() || mesh_->flush();
-  const auto rest = std::partition(finished_messages_.begin(), finished_messages_.end(),
-                                   [&](Operation* op) { return !left && op->call.collective == Collective::send; });
+  if (!finished_messages_.empty()) mesh_->flush();
+  const auto rest = std::partition(finished_messages_.begin(), finished_messages_.end(), [&](Operation* op) {
+    return op->call.collective == Collective::send && !mesh_->flushed(op->call.root);
+  });
   std::for_each(rest, finished_messages_.end(), [&](Operation* op) { complete(op, Error{}); });
   finished_messages_.erase(rest, finished_messages_.end());
   if (progress != PointToPoint::Progress::failed) return progress == PointToPoint::Progress::moved;
@@ -768,7 +770,8 @@ void Communicator::look_around() {
   if (late(now) || options_.size == 1) return;
   if (now >= next_liveness_) {
     next_liveness_ = now + kLivenessEvery;
-    if (lost()) return;
+    notice_deaths();
+    if (state_ != State::active || lost()) return;
   }
   if (current_ && !asked_ && now - blocked_since_ > kAskAfter) {
     asked_ = true;
@@ -792,7 +795,11 @@ bool Communicator::late(int64_t now) {
   std::string text = where(*late) + "not finished within the timeout of " + seconds(late->timeout);
   if (!message && late != current_)
     text += ", behind " + current_->call.text() + ", collective number " + std::to_string(current_->sequence);
-  if (!ranks.empty()) text += "; still waiting for " + ranks_text(ranks);
+  if (!ranks.empty()) {
+    text += "; still waiting for " + ranks_text(ranks);
+    const std::string why = mesh_->why_not_reached(ranks[0]);
+    if (!why.empty()) text += " (no connection to rank " + std::to_string(ranks[0]) + ": " + why + ")";
+  }
   if (message) {
     text +=
         late->call.collective == Collective::send ? ", which did not receive it" : ", which sent nothing that fits";
@@ -805,8 +812,31 @@ bool Communicator::late(int64_t now) {
   return true;
 }
 
+void Communicator::notice_deaths() {
+  std::vector<uint32_t> dead;
+  for (uint32_t p : mesh_->reached())
+    if (!gone_[p] && !left_[p] && mesh_->ended(p)) dead.push_back(p);
+  if (dead.empty()) return;
+  poll_control();  // a goodbye that came before the end
+  if (state_ != State::active) return;
+  for (uint32_t p : dead)
+    if (!left_[p]) told_of_death(p, options_.rank);
+}
+
+void Communicator::told_of_death(uint32_t rank, uint32_t by) {
+  if (gone_[rank] || left_[rank]) return;
+  gone_[rank] = 1;
+  next_liveness_ = 0;
+  ControlMessage lost;
+  lost.kind = ControlKind::lost;
+  lost.rank = options_.rank;
+  lost.subject = rank;
+  for (uint32_t p : mesh_->reached())
+    if (p != rank && p != by) control_[p]->send(lost);
+}
+
 bool Communicator::lost() {
-  const auto is_gone = [&](uint32_t p) { return left_[p] || !mesh_->alive(p); };
+  const auto is_gone = [&](uint32_t p) { return left_[p] || gone_[p] || !mesh_->alive(p); };
   const auto text = [&](const Operation& op, const std::vector<uint32_t>& ranks) {
     const bool one = ranks.size() == 1;
     const std::string left = one ? " closed its communicator" : " closed their communicators";
@@ -868,9 +898,9 @@ std::vector<uint32_t> Communicator::awaited() {
 }
 
 void Communicator::poll_control() {
-  if (mesh_) mesh_->pump();
-  for (uint32_t p = 0; p < options_.size; p++) {
-    if (!control_[p]) continue;
+  if (!mesh_) return;
+  mesh_->pump();
+  for (uint32_t p : mesh_->reached()) {
     ControlMessage message;
     ControlLink::Received got;
     while ((got = control_[p]->receive(message)) == ControlLink::Received::message) {
@@ -929,11 +959,16 @@ void Communicator::compare(uint32_t peer, const ControlMessage& theirs) {
     fail({ErrorKind::mismatch, mismatch(peer, theirs, ours)}, kListenShort, UINT32_MAX, theirs.sequence);
 }
 
+uint32_t Communicator::origin(uint32_t peer, const ControlMessage& message) const {
+  return message.origin < options_.size ? message.origin : peer;
+}
+
 std::string Communicator::reports(uint32_t peer, const ControlMessage& message) const {
   static constexpr const char* why[] = {
       "an error",          "a wrong call", "a failed handshake", "a record that failed authentication",
       "calls that differ", "a lost peer",  "a timeout",          "an abort"};
-  std::string text = here() + "rank " + std::to_string(peer) + " reports " + why[static_cast<unsigned>(message.error)];
+  std::string text =
+      here() + "rank " + std::to_string(origin(peer, message)) + " reports " + why[static_cast<unsigned>(message.error)];
   if (message.subject < options_.size) text += " (rank " + std::to_string(message.subject) + ")";
   return text;
 }
@@ -944,19 +979,23 @@ void Communicator::told_of_message(uint32_t peer, const ControlMessage& message)
   std::string text = reports(peer, message) + " in its " + message.call.text();
   if (message.error == ErrorKind::mismatch) {
     Call sent = message.other;
-    sent.root = peer;
-    text = here() + "rank " + std::to_string(peer) + "'s " + message.call.text() + " met rank " +
+    sent.root = origin(peer, message);
+    text = here() + "rank " + std::to_string(sent.root) + "'s " + message.call.text() + " met rank " +
            std::to_string(message.call.root == kAnySource ? message.subject : message.call.root) + "'s " +
            sent.text() + "; a send and the receive that takes it must have the same dtype and size";
   }
   const ErrorKind kind = message.error == ErrorKind::closed ? ErrorKind::peer_lost : message.error;
   about_message_ = message;  // passed on
+  failed_origin_ = origin(peer, message);
+  failed_there_ = message.error;
   fail({kind, text + "; its own error says more; make a new communicator to go on"}, 0, message.subject);
 }
 
 void Communicator::receive(uint32_t peer, const ControlMessage& message) {
   switch (message.kind) {
-    case ControlKind::heartbeat:
+    case ControlKind::lost:
+      if (state_ == State::active && message.subject < options_.size && message.subject != options_.rank)
+        told_of_death(message.subject, peer);
       return;
     case ControlKind::goodbye:
       left_[peer] = 1;
@@ -1001,6 +1040,8 @@ void Communicator::receive(uint32_t peer, const ControlMessage& message) {
         return;
       }
       const ErrorKind kind = message.error == ErrorKind::closed ? ErrorKind::peer_lost : message.error;
+      failed_origin_ = origin(peer, message);
+      failed_there_ = message.error;
       std::string text = reports(peer, message);
       if (message.sequence != UINT64_MAX)
         text += " in " + message.call.text() + ", collective number " + std::to_string(message.sequence);
@@ -1014,10 +1055,11 @@ ControlMessage Communicator::about(ControlKind kind, ErrorKind error, uint32_t p
   ControlMessage m;
   if (about_message_ && kind == ControlKind::notice) m = *about_message_;
   m.kind = kind;
-  m.error = error;
+  m.error = failed_there_ != ErrorKind::none ? failed_there_ : error;
   m.rank = options_.rank;
   m.sequence = UINT64_MAX;
   m.subject = failed_subject_;
+  m.origin = failed_origin_;
   Past past;
   if (mine(sequence, past)) {
     m.sequence = sequence;
@@ -1067,8 +1109,11 @@ void Communicator::fail(Error error, int64_t listen_ns, uint32_t subject, uint64
     for (Operation* op : queue_) zero_output(*op);
     for (Operation* op : exchanges_) zero_output(*op);
   }
-  for (uint32_t p = 0; p < options_.size; p++)
-    if (control_[p]) control_[p]->send(about(ControlKind::notice, error_.kind, p, failed_sequence_));
+  if (mesh_) {
+    mesh_->stop_meeting();
+    for (uint32_t p : mesh_->reached())
+      control_[p]->send(about(ControlKind::notice, error_.kind, p, failed_sequence_));
+  }
   failing_until_ = now_ns() + listen_ns;
   next_liveness_ = 0;
   step_failing();
@@ -1078,11 +1123,11 @@ void Communicator::step_failing() {
   poll_control();
   const int64_t now = now_ns();
   bool all = true;
-  if (now < failing_until_) {
+  if (mesh_ && now < failing_until_) {
     const bool look = now >= next_liveness_;
     if (look) next_liveness_ = now + kLivenessEvery;
-    for (uint32_t p = 0; p < options_.size; p++) {
-      if (!control_[p] || heard_[p]) continue;
+    for (uint32_t p : mesh_->reached()) {
+      if (heard_[p]) continue;
       if (look && !mesh_->alive(p))
         heard_[p] = 1;
       else
@@ -1221,6 +1266,11 @@ uint64_t Communicator::last_sequence() {
 uint32_t Communicator::epoch() {
   std::lock_guard lock(mutex_);
   return epoch_;
+}
+
+std::vector<uint32_t> Communicator::reached() {
+  std::lock_guard progress(progress_);
+  return mesh_ ? mesh_->reached() : std::vector<uint32_t>{};
 }
 
 uint64_t Communicator::mapped_bytes() {

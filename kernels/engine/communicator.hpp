@@ -75,6 +75,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void set_timeout(int64_t timeout_ns) { timeout_ns_.store(timeout_ns); }
   const Counters& counters() const { return counters_; }
   uint64_t mapped_bytes();
+  std::vector<uint32_t> reached();
   uint32_t epoch();
 
   // For the pool: one round of progress, if no other thread is at it. Idle: nothing is in flight.
@@ -140,6 +141,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   void poll_control();  // progress_ held
   void receive(uint32_t peer, const ControlMessage& message);
   void told_of_message(uint32_t peer, const ControlMessage& message);
+  // The rank that a notice comes from in the end, though another passed it on.
+  uint32_t origin(uint32_t peer, const ControlMessage& message) const;
   std::string reports(uint32_t peer, const ControlMessage& message) const;
   void compare(uint32_t peer, const ControlMessage& message);
   bool mine(uint64_t sequence, Past& past);
@@ -156,6 +159,9 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   // What passed its deadline, or waits for ranks that are gone. Whether that ended the communicator.
   bool late(int64_t now);
   bool lost();
+  // Tells the others of ranks whose process ended without a goodbye: some may wait for one that they have no way to.
+  void notice_deaths();
+  void told_of_death(uint32_t rank, uint32_t by);
   std::string where(const Operation& op) const;
   std::string ranks_text(const std::vector<uint32_t>& ranks) const;
 
@@ -196,13 +202,14 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   StoreChoice store_choice_;
   std::vector<std::unique_ptr<ControlLink>> control_;
   std::vector<ControlMessage> questions_;  // a QUERY for a call this rank has not made yet; rank size: none
-  std::vector<uint8_t> heard_, left_;
+  std::vector<uint8_t> heard_, left_, gone_;  // by rank: said what it had to, closed, is known to have died
   Operation* current_ = nullptr;
   int64_t blocked_since_ = 0, next_look_ = 0, next_liveness_ = 0, failing_until_ = 0;
   bool asked_ = false;
   bool leaving_ = false;  // current_ is done but for what sockets have not taken yet
   uint64_t failed_sequence_ = 0;
-  uint32_t failed_subject_ = UINT32_MAX;
+  uint32_t failed_subject_ = UINT32_MAX, failed_origin_ = UINT32_MAX;
+  ErrorKind failed_there_ = ErrorKind::none;  // at the origin, if that is another rank
 
   std::atomic<uint32_t> inside_{0};  // threads that may touch the mesh's alarm
 };

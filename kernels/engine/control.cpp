@@ -8,7 +8,8 @@
 namespace securecoll {
 
 // u8 kind | u8 error | u8 collective | u8 dtype | u8 redop | 3 zero | u32 rank | u32 root | u64 sequence | u64 count |
-// u64 sends | u64 expects | u32 subject | u64 tag | u64 other count | u8 other collective | u8 other dtype | zeros
+// u64 sends | u64 expects | u32 subject | u64 tag | u64 other count | u8 other collective | u8 other dtype | 2 zero |
+// u32 origin | zeros
 void ControlMessage::encode(uint8_t out[kControlBytes]) const {
   std::memset(out, 0, kControlBytes);
   out[0] = static_cast<uint8_t>(kind);
@@ -27,6 +28,7 @@ void ControlMessage::encode(uint8_t out[kControlBytes]) const {
   store_be64(out + 60, other.count);
   out[68] = static_cast<uint8_t>(other.collective);
   out[69] = static_cast<uint8_t>(other.dtype);
+  store_be32(out + 72, origin);
 }
 
 bool ControlMessage::decode(const uint8_t in[kControlBytes]) {
@@ -49,6 +51,7 @@ bool ControlMessage::decode(const uint8_t in[kControlBytes]) {
   other.count = load_be64(in + 60);
   other.collective = static_cast<Collective>(in[68]);
   other.dtype = static_cast<DType>(in[69]);
+  origin = load_be32(in + 72);
   return true;
 }
 

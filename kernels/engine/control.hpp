@@ -11,8 +11,10 @@ namespace securecoll {
 
 inline constexpr size_t kControlBytes = 128;
 
-// NOTICE: "I failed, here". QUERY: "I am blocked in this call; is it yours too?" GOODBYE: "I closed."
-enum class ControlKind : uint8_t { notice = 1, query = 2, heartbeat = 3, goodbye = 4 };
+// NOTICE: "I failed, here". QUERY: "I am blocked in this call; is it yours too?" LOST: "That rank's process is gone."
+// GOODBYE: "I closed." Whoever fails on a notice sends one of its own, and whoever first hears of a lost rank passes
+// that on: so both reach ranks that have no lane with the first.
+enum class ControlKind : uint8_t { notice = 1, query = 2, lost = 3, goodbye = 4 };
 
 struct ControlMessage {
   ControlKind kind = ControlKind::notice;
@@ -23,7 +25,8 @@ struct ControlMessage {
   // Elements that the sender sends to, and expects from, the receiver of this message. Equal to call.count but in
   // uneven pairwise collectives.
   uint64_t sends = 0, expects = 0;
-  uint32_t subject = UINT32_MAX;  // the rank that a peer_lost or timeout notice is about
+  uint32_t subject = UINT32_MAX;  // the rank that a peer_lost or timeout notice is about, or that is lost
+  uint32_t origin = UINT32_MAX;   // of a notice: who failed first, if not `rank`
   // Of a notice about a send or a receive that met one that does not fit: the receiver's `call`, and what it met.
   Call other;
 

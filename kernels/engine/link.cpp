@@ -46,8 +46,10 @@ uint8_t* Slots::take() {
   return slot;
 }
 
-Link::Link(uint32_t peer, Descriptor socket, const LaneShapes& shapes)
-    : peer_(peer), socket_(std::move(socket)), shapes_(shapes) {
+void Link::attach(Descriptor socket) {
+  socket_ = std::move(socket);
+  wanted_ = true;
+  buffer_ = std::make_unique<uint8_t[]>(kBufferBytes);
   for (size_t i = 0; i < kLaneKinds; i++) {
     in_[i].slots = std::make_unique<Slots>(shapes_[i]);
     in_[i].records.resize(shapes_[i].depth);
@@ -86,6 +88,7 @@ void Link::send(LaneKind lane, const uint8_t* record, uint32_t bytes) {
   }
   queue_.push_back(frame(FrameKind::record, index(lane), number, record, bytes));
   queued_ += bytes;
+  want();
   if (queued_ >= kSendAtOnce) flush();
 }
 
@@ -110,6 +113,7 @@ void Link::queue_credit(bool anyway) {
 
 bool Link::flush() {
   if (deaf_ || shut_) return true;
+  if (!attached()) return queue_.empty();
   queue_credit(!queue_.empty());
   while (!queue_.empty()) {
     iovec parts[2 * kFramesAtOnce];
@@ -161,7 +165,7 @@ bool Link::receive() {
     int count = 0;
     size_t wanted = 0;
     if (record_left_) parts[count++] = {record_at_, record_left_};
-    parts[count++] = {buffer_ + filled_, record_left_ > kLong ? kHeaderBytes : kBufferBytes - filled_};
+    parts[count++] = {buffer_.get() + filled_, record_left_ > kLong ? kHeaderBytes : kBufferBytes - filled_};
     for (int i = 0; i < count; i++) wanted += parts[i].iov_len;
     const ssize_t n = readv(socket_.get(), parts, count);
     if (n < 0) {
@@ -190,21 +194,21 @@ bool Link::receive() {
 void Link::parse() {
   size_t at = 0;
   while (!record_left_ && filled_ - at >= kHeaderBytes) {
-    if (!begin_frame(buffer_ + at)) {
+    if (!begin_frame(buffer_.get() + at)) {
       violated_ = true;
       return;
     }
     at += kHeaderBytes;
     const size_t here = std::min<size_t>(record_left_, filled_ - at);
     if (!here) continue;
-    std::memcpy(record_at_, buffer_ + at, here);
+    std::memcpy(record_at_, buffer_.get() + at, here);
     record_at_ += here;
     record_left_ -= static_cast<uint32_t>(here);
     at += here;
     if (!record_left_) in_[record_lane_].received++;
   }
   filled_ -= at;
-  if (at && filled_) std::memmove(buffer_, buffer_ + at, filled_);
+  if (at && filled_) std::memmove(buffer_.get(), buffer_.get() + at, filled_);
 }
 
 bool Link::begin_frame(const uint8_t header[kHeaderBytes]) {
@@ -235,6 +239,7 @@ bool Link::begin_frame(const uint8_t header[kHeaderBytes]) {
 // elsewhere; so the question is asked here. The kernel of a busy peer answers probes, a silent host does not.
 bool Link::alive() {
   if (ended_) return false;
+  if (!attached()) return true;
   tcp_info info{};
   socklen_t bytes = sizeof info;
   if (getsockopt(socket_.get(), IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) return true;
@@ -250,7 +255,7 @@ bool Link::leave() {
     shut_ = true;
   }
   while (!ended_) {
-    const ssize_t n = recv(socket_.get(), buffer_, sizeof buffer_, MSG_DONTWAIT);
+    const ssize_t n = recv(socket_.get(), buffer_.get(), kBufferBytes, MSG_DONTWAIT);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
     if (n <= 0) ended_ = true;
@@ -275,7 +280,11 @@ uint8_t* LinkLaneWriter::acquire() {
     for (const Link* link : links_) least = std::min(least, link->returned(lane_));
     free_until_ = least + depth;
   }
-  for (const Link* link : links_) violated_ |= link->violated();
+  for (const Link* link : links_) {
+    violated_ |= link->violated();
+    // Whom this rank has no socket with gets no news from it: others pass them on.
+    if (lane_ == LaneKind::control && !link->attached()) return nullptr;
+  }
   if (violated_ || position_ >= free_until_) return nullptr;
   if (local_ && !(next_.local = local_->acquire())) {
     violated_ = local_->violated();
@@ -320,7 +329,11 @@ void LinkLaneWriter::laggards(std::vector<uint32_t>& ranks) const {
 }
 
 const uint8_t* LinkLaneReader::peek(uint32_t bytes) {
-  if (position_ == link_->received(lane_)) return nullptr;
+  if (position_ == link_->received(lane_)) {
+    // A collective waits for this peer. The other lanes are looked at whether or not anyone waits.
+    if (lane_ == LaneKind::data || lane_ == LaneKind::all) link_->want();
+    return nullptr;
+  }
   const Link::Received& record = link_->record(lane_, position_);
   if (record.bytes != bytes) {
     violated_ = true;

@@ -58,8 +58,17 @@ class Slots {
 
 class Link {
  public:
+  // Without a socket for now: what is sent waits for one. `wanting`: where this link enters itself when a lane's end
+  // first has something to send, or waits for something.
+  Link(uint32_t peer, const LaneShapes& shapes, std::vector<Link*>& wanting)
+      : peer_(peer), shapes_(shapes), wanting_(wanting) {}
   // `socket`: connected, proven to be the peer's, non-blocking.
-  Link(uint32_t peer, Descriptor socket, const LaneShapes& shapes);
+  void attach(Descriptor socket);
+  bool attached() const { return static_cast<bool>(socket_); }
+  void want() {
+    if (!wanted_) wanting_.push_back(this);
+    wanted_ = true;
+  }
 
   uint32_t peer() const { return peer_; }
   int socket() const { return socket_.get(); }
@@ -69,11 +78,13 @@ class Link {
   bool backlog() const { return !queue_.empty(); }
   // Takes in what has arrived. Whether anything had.
   bool receive();
-  // Whether there is a point in asking: neither ended nor violated.
-  bool readable() const { return !ended_ && !violated_; }
+  // Whether there is a point in asking: attached, and neither ended nor violated.
+  bool readable() const { return attached() && !ended_ && !violated_; }
   // False once the peer's end is closed and all that came before was taken in, or the peer's host has been silent for
   // too long while it owed an answer.
   bool alive();
+  // Whether the peer's end is closed.
+  bool ended() const { return ended_; }
   bool violated() const { return violated_; }
   // Says that nothing more will be sent, and discards what comes. Whether the peer's host has all that was sent: only
   // then may the socket be closed, for closing it on unread data would take back what is still under way.
@@ -125,13 +136,15 @@ class Link {
   const uint32_t peer_;
   Descriptor socket_;
   const LaneShapes shapes_;
+  std::vector<Link*>& wanting_;
   std::array<Outbound, kLaneKinds> out_;
   std::array<Inbound, kLaneKinds> in_;
 
   std::deque<Frame> queue_;
   size_t queued_ = 0;     // bytes of records
   size_t head_sent_ = 0;  // bytes of the first frame that are on their way
-  bool deaf_ = false;     // the peer takes nothing any more
+  bool wanted_ = false;  // or attached
+  bool deaf_ = false;  // the peer takes nothing any more
   bool ended_ = false, violated_ = false, shut_ = false;
 
   // Either a record is being received and the buffer is empty, or the buffer has less than a header.
@@ -139,7 +152,7 @@ class Link {
   uint32_t record_left_ = 0;
   size_t record_lane_ = 0;
   size_t filled_ = 0;
-  uint8_t buffer_[kBufferBytes];
+  std::unique_ptr<uint8_t[]> buffer_;
 };
 
 // A lane's end that writes, to one peer or to several: its slots are shared by all of them, and by a lane in shared

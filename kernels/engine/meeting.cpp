@@ -100,20 +100,46 @@ Meeting::Peer* Meeting::find(uint32_t rank) {
   return nullptr;
 }
 
+void Meeting::want(uint32_t peer, int64_t patience) {
+  Peer* p = find(peer);
+  if (!p || p->wanted || p->met) return;
+  p->wanted = true;
+  p->at = now_ns() + (peer > rank_ ? patience : 0);
+}
+
 std::vector<uint32_t> Meeting::missing() const {
   std::vector<uint32_t> ranks;
   for (const Peer& p : peers_)
-    if (!p.met) ranks.push_back(p.rank);
+    if (p.wanted && !p.met) ranks.push_back(p.rank);
   return ranks;
 }
 
 std::string Meeting::why_missing(uint32_t peer) const {
-  for (const Peer& p : peers_)
-    if (p.rank == peer && !p.trouble.empty()) return p.trouble;
-  return peer > rank_ ? "it has not connected" : "it has not answered";
+  const Peer* p = find(peer);
+  if (p && !p->trouble.empty()) return p->trouble;
+  return p && p->attempts ? "it has not answered" : "it has not connected";
 }
 
-Descriptor Meeting::take(uint32_t peer) { return std::move(find(peer)->met); }
+bool Meeting::alive(uint32_t peer) const {
+  const Peer* p = find(peer);
+  return !p || p->refused < p->addresses.size();
+}
+
+bool Meeting::busy() const {
+  return !pending_.empty() ||
+         std::any_of(peers_.begin(), peers_.end(), [](const Peer& p) { return p.wanted && !p.met; });
+}
+
+std::vector<std::pair<uint32_t, Descriptor>> Meeting::take() {
+  std::vector<std::pair<uint32_t, Descriptor>> met;
+  for (Peer& p : peers_)
+    if (p.met) met.emplace_back(p.rank, std::move(p.met));
+  const auto taken = [&](const Peer& p) {
+    return std::any_of(met.begin(), met.end(), [&](const auto& m) { return m.first == p.rank; });
+  };
+  peers_.erase(std::remove_if(peers_.begin(), peers_.end(), taken), peers_.end());
+  return met;
+}
 
 bool Meeting::progress(int64_t until) {
   for (;;) {
@@ -131,7 +157,7 @@ bool Meeting::progress(int64_t until) {
         pending_.erase(pending_.begin() + static_cast<ptrdiff_t>(i));
     }
     for (Peer& peer : peers_)
-      if (peer.rank < rank_ && !peer.met) step(peer);
+      if (peer.wanted && !peer.met) step(peer);
     if (missing().empty()) return true;
     if (now >= until) return false;
 
@@ -182,7 +208,7 @@ Meeting::Step Meeting::look(Pending& p) {
   if (p.have < sizeof p.answer) return Step::waits;
   Peer* peer = find(load_be32(p.answer));
   uint8_t expected[kMacBytes];
-  if (!peer || peer->rank < rank_ || load_be32(p.answer + 4) != rank_ || load_be16(p.answer + 8) != 0) {
+  if (!peer || load_be32(p.answer + 4) != rank_ || load_be16(p.answer + 8) != 0) {
     refuse(p, "is none of this group's members");
     return Step::failed;
   }
@@ -191,6 +217,8 @@ Meeting::Step Meeting::look(Pending& p) {
     refuse(p, "gave a wrong proof");
     return Step::failed;
   }
+  // It may have taken this rank's socket already; a lower one that is not let in tries again, or finds that it did.
+  if (peer->rank < rank_ && (peer->met || peer->stage == Peer::Stage::answered)) return Step::failed;
   prove(peer->rx, 'a', p.challenge, sizeof p.challenge, p.answer, kMessageBytes, expected);
   if (!send_all(p.socket.get(), expected, sizeof expected)) {
     refuse(p, "went away");
@@ -198,6 +226,7 @@ Meeting::Step Meeting::look(Pending& p) {
   }
   settle(p.socket.get());
   peer->met = std::move(p.socket);  // a second one: the member did not see the first one's answer
+  peer->socket.reset();
   return Step::done;
 }
 
@@ -215,11 +244,12 @@ bool Meeting::connect(Peer& peer) {
   return ::connect(peer.socket.get(), to.get(), to.bytes()) == 0 || errno == EINPROGRESS;
 }
 
-void Meeting::retry(Peer& peer, const std::string& trouble) {
+void Meeting::retry(Peer& peer, const std::string& trouble, bool nobody_there) {
   peer.trouble = trouble;
   peer.socket.reset();
   peer.stage = Peer::Stage::idle;
   peer.at = now_ns() + kRetryAfter;
+  peer.refused = nobody_there ? peer.refused + 1 : 0;
 }
 
 Meeting::Step Meeting::step(Peer& peer) {
@@ -228,7 +258,7 @@ Meeting::Step Meeting::step(Peer& peer) {
   if (peer.stage == Peer::Stage::idle) {
     if (now < peer.at) return Step::waits;
     if (!connect(peer)) {
-      retry(peer, "connecting to " + where() + " failed: " + reason());
+      retry(peer, "connecting to " + where() + " failed: " + reason(), errno == ECONNREFUSED);
       return Step::failed;
     }
     peer.stage = Peer::Stage::connecting;
@@ -246,7 +276,7 @@ Meeting::Step Meeting::step(Peer& peer) {
     socklen_t bytes = sizeof failed;
     getsockopt(peer.socket.get(), SOL_SOCKET, SO_ERROR, &failed, &bytes);
     if (failed) {
-      retry(peer, "connecting to " + where() + " failed: " + std::strerror(failed));
+      retry(peer, "connecting to " + where() + " failed: " + std::strerror(failed), failed == ECONNREFUSED);
       return Step::failed;
     }
     peer.stage = Peer::Stage::challenged;

@@ -22,6 +22,15 @@ constexpr uint64_t kDeeper = 4;
 // With so few links each is asked for news; with more, the kernel is asked which have any.
 constexpr size_t kFewLinks = 2;
 
+// How long the lower of two ranks that both want a socket waits for the higher one to connect. At the start, always:
+// then all come.
+constexpr int64_t kAfterYou = 20 * kMillisecond;
+constexpr int64_t kForever = int64_t{1} << 60;
+
+// How often there is a look at the door: while somebody is coming, and while nobody is known to.
+constexpr int64_t kMeetSoon = kMillisecond / 5;
+constexpr int64_t kMeetOften = kMillisecond;
+
 LaneShapes lane_shapes(const SegmentShape& shape) {
   LaneShapes shapes;
   const auto set = [&](LaneKind kind, uint64_t payload, uint64_t depth) {
@@ -44,7 +53,7 @@ Mesh::Mesh(uint32_t rank, SegmentShape shape, bool shared, const std::vector<Add
       shared_(shape.size, 0),
       why_not_(shape.size),
       listening_(shape.size),
-      link_of_(shape.size, nullptr) {
+      links_(shape.size) {
   if (shared) try {
       segment_ = std::make_unique<Segment>(rank, shape);
     } catch (const Segment::Unavailable& e) {
@@ -93,6 +102,7 @@ void Mesh::connect(const std::vector<std::string>& endpoints) {
       segment_->map(peer, e + 16, why_not_[peer]);
     listening_[peer] = decode_addresses(e + 16 + Segment::kEndpointBytes);
   }
+  if (segment_) segment_->allocate_lanes();
 }
 
 void Mesh::agree(std::vector<Secret> conn_tx, std::vector<Secret> conn_rx, std::vector<uint32_t> hosts) {
@@ -107,8 +117,13 @@ void Mesh::agree(std::vector<Secret> conn_tx, std::vector<Secret> conn_rx, std::
     const bool beside = hosts_[peer] == hosts_[rank_];
     if (segment_ && !beside) segment_->unmap(peer);
     shared_[peer] = segment_ && beside && segment_->meets(peer);
-    any |= shared_[peer];
-    if (shared_[peer]) continue;
+    if (shared_[peer]) {
+      any = true;
+      reached_.push_back(peer);
+      continue;
+    }
+    any_links_ = true;
+    links_[peer].link = std::make_unique<Link>(peer, lane_shapes_, wanting_);
     if (segment_ && beside && why_not_[peer].empty()) why_not_[peer] = "it cannot map this rank's";
     meeting_->expect(peer, std::move(listening_[peer]), std::move(conn_tx[peer]), std::move(conn_rx[peer]));
   }
@@ -117,23 +132,59 @@ void Mesh::agree(std::vector<Secret> conn_tx, std::vector<Secret> conn_rx, std::
   listening_.clear();
 }
 
+std::vector<uint32_t> Mesh::neighbours(uint32_t rank, uint32_t size) {
+  std::vector<uint32_t> ranks{(rank + size - 1) % size, (rank + 1) % size};
+  if (rank) ranks.push_back((rank - 1) / 2);
+  for (uint64_t child : {2 * uint64_t{rank} + 1, 2 * uint64_t{rank} + 2})
+    if (child < size) ranks.push_back(static_cast<uint32_t>(child));
+  std::sort(ranks.begin(), ranks.end());
+  ranks.erase(std::unique(ranks.begin(), ranks.end()), ranks.end());
+  ranks.erase(std::remove(ranks.begin(), ranks.end(), rank), ranks.end());
+  return ranks;
+}
+
 bool Mesh::meet(int64_t until) {
-  if (!meeting_) return true;
+  if (met_) return true;
+  for (uint32_t peer : neighbours(rank_, shape_.size))
+    if (!shared_[peer]) meeting_->want(peer, kForever);
   if (!meeting_->progress(until)) return false;
-  for (uint32_t peer = 0; peer < shape_.size; peer++) {
-    if (peer == rank_ || shared_[peer]) continue;
-    links_.push_back({std::make_unique<Link>(peer, meeting_->take(peer), lane_shapes_)});
-    link_of_[peer] = links_.back().link.get();
+  met_ = true;
+  if (any_links_) {
+    epoll_ = Descriptor(epoll_create1(EPOLL_CLOEXEC));
+    if (!epoll_)
+      throw EngineError(ErrorKind::config, std::string("no descriptor to wait for sockets: ") + std::strerror(errno));
   }
+  for (auto& [peer, socket] : meeting_->take()) attach(peer, std::move(socket));
   strangers_ = meeting_->strangers();
   last_stranger_ = meeting_->last_stranger();
-  meeting_.reset();
-  if (links_.empty()) return true;
-  epoll_ = Descriptor(epoll_create1(EPOLL_CLOEXEC));
-  if (!epoll_)
-    throw EngineError(ErrorKind::config, std::string("no descriptor to wait for sockets: ") + std::strerror(errno));
-  for (Watched& w : links_) watch(w);
+  if (meeting_->over()) meeting_.reset();
   return true;
+}
+
+void Mesh::attach(uint32_t peer, Descriptor socket) {
+  Watched& w = links_[peer];
+  w.link->attach(std::move(socket));
+  wanting_.erase(std::remove(wanting_.begin(), wanting_.end(), w.link.get()), wanting_.end());
+  attached_.push_back(peer);
+  reached_.insert(std::lower_bound(reached_.begin(), reached_.end(), peer), peer);
+  watch(w);
+}
+
+void Mesh::meet_wanted() {
+  const int64_t now = now_ns();
+  if (now < next_meeting_) return;
+  for (const Link* link : wanting_) meeting_->want(link->peer(), kAfterYou);
+  meeting_->progress(0);
+  for (auto& [peer, socket] : meeting_->take()) attach(peer, std::move(socket));
+  next_meeting_ = now + (meeting_->busy() ? kMeetSoon : kMeetOften);
+  if (meeting_->over()) meeting_.reset();
+}
+
+void Mesh::stop_meeting() { meeting_.reset(); }
+
+std::string Mesh::why_not_reached(uint32_t peer) const {
+  if (!meeting_ || shared_[peer] || links_[peer].link->attached()) return "";
+  return meeting_->why_missing(peer);
 }
 
 std::string Mesh::missing() const {
@@ -157,11 +208,11 @@ std::vector<Segment::Range> Mesh::ranges() const {
 }
 
 std::unique_ptr<LaneWriter> Mesh::link_writer(LaneKind kind, uint32_t peer) {
-  return std::make_unique<LinkLaneWriter>(kind, shape_of(kind), std::vector<Link*>{link_of_[peer]}, nullptr);
+  return std::make_unique<LinkLaneWriter>(kind, shape_of(kind), std::vector<Link*>{links_[peer].link.get()}, nullptr);
 }
 
 std::unique_ptr<LaneReader> Mesh::link_reader(LaneKind kind, uint32_t peer) {
-  return std::make_unique<LinkLaneReader>(kind, link_of_[peer]);
+  return std::make_unique<LinkLaneReader>(kind, links_[peer].link.get());
 }
 
 std::unique_ptr<LaneWriter> Mesh::writer_to(uint32_t peer) {
@@ -169,10 +220,10 @@ std::unique_ptr<LaneWriter> Mesh::writer_to(uint32_t peer) {
 }
 
 std::unique_ptr<LaneWriter> Mesh::writer_to_all() {
-  if (links_.empty()) return segment_->writer_to_all();
+  if (!any_links_) return segment_->writer_to_all();
   std::vector<Link*> links;
   for (const Watched& w : links_)
-    if (hosts_[w.link->peer()] == hosts_[rank_]) links.push_back(w.link.get());
+    if (w.link && hosts_[w.link->peer()] == hosts_[rank_]) links.push_back(w.link.get());
   return std::make_unique<LinkLaneWriter>(LaneKind::all, shape_of(LaneKind::all), std::move(links),
                                           segment_ ? segment_->writer_to_all() : nullptr);
 }
@@ -217,21 +268,37 @@ void Mesh::allocate_bulk(uint32_t peer) {
   if (shared_[peer]) segment_->allocate_bulk(peer);
 }
 
-bool Mesh::alive(uint32_t peer) { return shared_[peer] ? segment_->alive(peer) : link_of_[peer]->alive(); }
+bool Mesh::alive(uint32_t peer) {
+  if (shared_[peer]) return segment_->alive(peer);
+  Link& link = *links_[peer].link;
+  return link.attached() ? link.alive() : !meeting_ || meeting_->alive(peer);
+}
+
+bool Mesh::ended(uint32_t peer) const {
+  if (shared_[peer]) return !segment_->alive(peer);
+  const Link& link = *links_[peer].link;
+  return link.attached() ? link.ended() : meeting_ && !meeting_->alive(peer);
+}
 
 bool Mesh::flush() {
   bool all = true;
-  for (Watched& w : links_) {
-    all &= w.link->flush();
-    watch(w);
+  for (uint32_t peer : attached_) {
+    all &= links_[peer].link->flush();
+    watch(links_[peer]);
   }
+  for (const Link* link : wanting_) all &= !link->backlog();
   return all;
 }
 
 bool Mesh::pump() {
+  if (!any_links_) return false;
   bool any = false;
-  if (links_.size() <= kFewLinks) {
-    for (Watched& w : links_) any |= w.link->readable() && w.link->receive();
+  if (meeting_) meet_wanted();
+  if (attached_.size() <= kFewLinks) {
+    for (uint32_t peer : attached_) {
+      Link& link = *links_[peer].link;
+      any |= link.readable() && link.receive();
+    }
   } else {
     epoll_event news[64];
     const int n = epoll_wait(epoll_.get(), news, 64, 0);
@@ -251,27 +318,30 @@ void Mesh::watch(Watched& w) {
   if (events == w.events) return;
   epoll_event e{};
   e.events = events;
-  e.data.u32 = static_cast<uint32_t>(&w - links_.data());
+  e.data.u32 = w.link->peer();
   epoll_ctl(epoll_.get(), !w.events ? EPOLL_CTL_ADD : !events ? EPOLL_CTL_DEL : EPOLL_CTL_MOD, w.link->socket(), &e);
   w.events = events;
 }
 
 void Mesh::laggards(std::vector<uint32_t>& ranks) const {
   for (const Watched& w : links_)
-    if (w.link->backlog()) ranks.push_back(w.link->peer());
+    if (w.link && w.link->backlog()) ranks.push_back(w.link->peer());
 }
 
 void Mesh::leave(int64_t until) {
   for (;;) {
     bool all = true;
-    for (Watched& w : links_) all &= !w.link->alive() || w.link->leave();
+    for (uint32_t peer : attached_) {
+      Link& link = *links_[peer].link;
+      all &= !link.alive() || link.leave();
+    }
     if (all || now_ns() >= until) return;
     sleep_briefly();
   }
 }
 
 Alarm Mesh::alarm() const {
-  if (links_.empty()) return {segment_ ? segment_->bell() : &bell_, -1, false};
+  if (attached_.empty()) return {segment_ ? segment_->bell() : &bell_, -1, false};
   return {segment_ ? segment_->bell() : &bell_, epoll_.get(), segment_ != nullptr};
 }
 

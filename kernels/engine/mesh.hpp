@@ -33,18 +33,21 @@ class Mesh {
   Mesh& operator=(const Mesh&) = delete;
 
   // In this order: what to announce; looks, before this rank confirms the handshake, which peers share memory with it;
-  // once all have confirmed, settles which do, and takes over the roots "conn" of each pair, by peer; meets the
-  // others.
+  // once all have confirmed, settles which do, and takes over the roots "conn" of each pair, by peer; meets its
+  // neighbours among the others. All further sockets are made when a lane's end first needs one.
   std::string endpoint() const;
   void connect(const std::vector<std::string>& endpoints);
   // `hosts`: a number for each rank's host, by the ranks' own authenticated word; ranks of one may share memory, and
   // the lane to all reaches them alone.
   void agree(std::vector<Secret> conn_tx, std::vector<Secret> conn_rx, std::vector<uint32_t> hosts);
-  // Whether everyone was met by `until` (ns, monotonic). Throws EngineError: handshake, when someone cannot be.
+  // Whether all neighbours were met by `until` (ns, monotonic). Throws EngineError: handshake, when one cannot be.
   bool meet(int64_t until);
-  bool has_met() const { return !meeting_; }
+  bool has_met() const { return met_; }
   // Who was not, and why.
   std::string missing() const;
+  // The ranks that have a socket from the start where they share no memory, in rank order: those beside a rank on a
+  // ring of all, and above and below it in a binary tree. So news reaches everyone whichever of them is gone.
+  static std::vector<uint32_t> neighbours(uint32_t rank, uint32_t size);
   // Connections to this rank so far that proved nothing, and what is to be said of the last.
   uint64_t strangers() const { return meeting_ ? meeting_->strangers() : strangers_; }
   const std::string& last_stranger() const { return meeting_ ? meeting_->last_stranger() : last_stranger_; }
@@ -74,13 +77,29 @@ class Mesh {
   void allocate_messages(uint32_t peer);
   void allocate_bulk(uint32_t peer);
 
-  // Whether the peer's process is there.
+  // Whether the peer's process is there, as far as this rank can tell: of one that it has no way to it knows nothing
+  // before it tries.
   bool alive(uint32_t peer);
+  // Whether its process is known to have ended: alive() is also false for a host that has been silent for long.
+  bool ended(uint32_t peer) const;
+  // Those with whom this rank shares memory or has a socket, in rank order.
+  const std::vector<uint32_t>& reached() const { return reached_; }
+  bool reaches(uint32_t peer) const { return shared_[peer] || (links_[peer].link && links_[peer].link->attached()); }
+  // Makes a socket to a peer that shares no memory, if there is none.
+  void want(uint32_t peer) {
+    if (!shared_[peer]) links_[peer].link->want();
+  }
+  // Why there is no socket to a peer that one is wanted to; empty where there is, or where it is not known.
+  std::string why_not_reached(uint32_t peer) const;
+  // Meets nobody any more.
+  void stop_meeting();
 
   // For sockets; nothing to do where there are none. Under the communicator's progress lock.
-  bool has_sockets() const { return !links_.empty(); }
+  bool has_sockets() const { return any_links_; }
   // Sends what was published, as far as sockets take it. Whether all of it went.
   bool flush();
+  // Whether all that was published for a peer went.
+  bool flushed(uint32_t peer) const { return shared_[peer] || !links_[peer].link->backlog(); }
   // Takes in what has arrived, and sends. Whether anything had arrived.
   bool pump();
   // Appends the peers for whom something published is still here.
@@ -97,6 +116,9 @@ class Mesh {
     std::unique_ptr<Link> link;
     uint32_t events = 0;  // that the kernel is asked to report
   };
+  void attach(uint32_t peer, Descriptor socket);
+  // Makes the sockets that lanes' ends wait for.
+  void meet_wanted();
   LaneShape shape_of(LaneKind kind) const { return lane_shapes_[static_cast<size_t>(kind)]; }
   std::unique_ptr<LaneWriter> link_writer(LaneKind kind, uint32_t peer);
   std::unique_ptr<LaneReader> link_reader(LaneKind kind, uint32_t peer);
@@ -114,8 +136,12 @@ class Mesh {
   std::unique_ptr<Meeting> meeting_;
   uint64_t strangers_ = 0;
   std::string last_stranger_;
-  std::vector<Watched> links_;
-  std::vector<Link*> link_of_;  // by rank
+  bool met_ = false, any_links_ = false;
+  int64_t next_meeting_ = 0;
+  std::vector<Watched> links_;      // by rank
+  std::vector<uint32_t> attached_;  // ranks
+  std::vector<Link*> wanting_;      // and not attached
+  std::vector<uint32_t> reached_;
   Descriptor epoll_;
   mutable Bell bell_{};  // where there is no segment
 };

@@ -123,10 +123,12 @@ void PointToPoint::post(Operation* op) {
     return;
   }
   posted_.push_back(op);
-  if (any)
+  if (any) {
     any_++;
-  else
+  } else {
     peers_[op->call.root].expecting++;
+    mesh_->want(op->call.root);
+  }
 }
 
 void PointToPoint::match(uint32_t p, std::list<Incoming>::iterator message) {
@@ -388,7 +390,7 @@ bool PointToPoint::write_bulk(uint32_t p) {
 PointToPoint::Progress PointToPoint::progress(std::vector<Operation*>& done, bool everyone) {
   bool moved = !done_.empty();  // posting may have finished some, or failed
   for (uint32_t p = 0; p < shape_.size && !failed(); p++) {
-    if (p == shape_.rank || !(everyone || any_ || peers_[p].busy())) continue;
+    if (p == shape_.rank || !(peers_[p].busy() || ((everyone || any_) && mesh_->reaches(p)))) continue;
     moved |= read_messages(p);
     if (!failed()) moved |= read_bulk(p);
     if (!failed()) moved |= write_messages(p);

@@ -7,6 +7,7 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <mutex>
@@ -73,6 +74,11 @@ void remove_left_overs() {
   closedir(d);
 }
 
+// Makes page table entries now that would be made one by one at first use. Kernels before 5.14 do not know how.
+constexpr int kForReading = 22, kForWriting = 23;  // MADV_POPULATE_READ, MADV_POPULATE_WRITE
+
+void bring_in(uint8_t* at, uint64_t bytes, int how) { madvise(at, bytes, how); }
+
 }  // namespace
 
 uint64_t SegmentShape::stride() const { return (uint64_t{slot_bytes} + 16 + kPage - 1) / kPage * kPage; }
@@ -98,15 +104,15 @@ Segment::Segment(uint32_t rank, SegmentShape shape)
   close_in_children(own.fd);
   auto lock = whole_file(F_WRLCK);
   int failed = fcntl(own.fd, F_SETLK, &lock) != 0 ? errno : 0;
-  // Allocated now: a page that cannot be had later would be a SIGBUS in the middle of a collective.
-  if (!failed) failed = posix_fallocate(own.fd, 0, static_cast<off_t>(shape_.messages_at()));
+  // Allocated before it is used: a page that cannot be had later would be a SIGBUS in the middle of a collective.
+  if (!failed) failed = posix_fallocate(own.fd, 0, static_cast<off_t>(shape_.control_at()));
   if (!failed && ftruncate(own.fd, static_cast<off_t>(shape_.bytes())) != 0) failed = errno;
   void* at = failed ? MAP_FAILED : map_file(own.fd, PROT_READ | PROT_WRITE);
   if (at == MAP_FAILED) {
     if (!failed) failed = errno;
     unlink();
     release(own);
-    too_small(path, shape_.messages_at(), failed);
+    too_small(path, shape_.control_at(), failed);
   }
   own.base = static_cast<uint8_t*>(at);
   own.same_process = true;
@@ -123,7 +129,7 @@ void* Segment::map_file(int fd, int protection) const {
   void* at = mmap(nullptr, shape_.bytes(), protection, MAP_SHARED, fd, 0);
   if (at == MAP_FAILED) return at;
   // Not the rest: reading a page of shared memory that is not there makes it.
-  if (mmap(at, shape_.messages_at(), protection, MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd, 0) != MAP_FAILED)
+  if (mmap(at, shape_.control_at(), protection, MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd, 0) != MAP_FAILED)
     return at;
   const int failed = errno;
   munmap(at, shape_.bytes());
@@ -140,6 +146,41 @@ void Segment::too_small(const std::string& path, uint64_t bytes, int failed) con
                                            std::strerror(failed) +
                                            "); enlarge it, for example with docker run --shm-size or mount -o "
                                            "remount,size=, or set SECURECOLL_TRANSPORT=tcp");
+}
+
+void Segment::allocate_lanes() {
+  if (mapped() == 1) return;
+  const int fd = mappings_[rank_].fd;
+  const auto take = [&](uint64_t at, uint64_t bytes) {
+    const int failed = posix_fallocate(fd, static_cast<off_t>(at), static_cast<off_t>(bytes));
+    if (failed) too_small(std::string(kDirectory) + "/" + name_, shape_.needed(mapped()), failed);
+  };
+  for (uint32_t p = 0; p < shape_.size; p++)
+    if (p != rank_ && mappings_[p].base)
+      take(shape_.control_at() + p * shape_.control_lane_bytes(), shape_.control_lane_bytes());
+  for (const auto& [at, bytes] : slots_of(rank_)) {
+    take(at, bytes);
+    bring_in(mappings_[rank_].base + at, bytes, kForWriting);
+  }
+}
+
+// Offset and bytes of the slots in a rank's segment that this rank writes or reads, but for messages.
+std::vector<std::pair<uint64_t, uint64_t>> Segment::slots_of(uint32_t owner) const {
+  std::vector<std::pair<uint64_t, uint64_t>> found;
+  for (uint32_t p = 0; p < shape_.size; p++) {
+    if (owner == rank_ ? !mappings_[p].base : p != rank_ && p != owner) continue;
+    const uint64_t at = shape_.slots_at() + p * shape_.lane_bytes();
+    if (!found.empty() && found.back().first + found.back().second == at)
+      found.back().second += shape_.lane_bytes();
+    else
+      found.emplace_back(at, shape_.lane_bytes());
+  }
+  return found;
+}
+
+uint32_t Segment::mapped() const {
+  return static_cast<uint32_t>(
+      std::count_if(mappings_.begin(), mappings_.end(), [](const Mapping& m) { return m.base != nullptr; }));
 }
 
 void Segment::allocate(uint64_t lane) {
@@ -208,9 +249,13 @@ bool Segment::map(uint32_t peer, const uint8_t endpoint[kEndpointBytes], std::st
 
 bool Segment::meets(uint32_t peer) {
   Mapping& m = mappings_[peer];
-  if (m.base && std::memcmp(greeting(peer, rank_), challenge_, kChallengeBytes) == 0) return true;
-  release(m);
-  return false;
+  if (!m.base || std::memcmp(greeting(peer, rank_), challenge_, kChallengeBytes) != 0) {
+    release(m);
+    return false;
+  }
+  // It has allocated them before it confirmed the handshake.
+  for (const auto& [at, bytes] : slots_of(peer)) bring_in(m.base + at, bytes, kForReading);
+  return true;
 }
 
 uint8_t* Segment::greeting(uint32_t from, uint32_t to) const {
@@ -220,10 +265,8 @@ uint8_t* Segment::greeting(uint32_t from, uint32_t to) const {
 Bell* Segment::bell() const { return reinterpret_cast<Bell*>(mappings_[rank_].base + SegmentShape::kPage); }
 
 uint64_t Segment::mapped_bytes() const {
-  uint64_t n = allocated_bytes_;
-  for (const Mapping& m : mappings_)
-    if (m.base) n += shape_.messages_at();
-  return n;
+  // Of each peer's as much as if there were no others.
+  return shape_.needed(mapped()) + (mapped() - 1) * shape_.needed(2) + allocated_bytes_;
 }
 
 const Word* Segment::word(uint32_t rank, uint64_t at, uint64_t index) const {
@@ -311,8 +354,10 @@ std::unique_ptr<LaneReader> Segment::bulk_from(uint32_t peer) const {
 
 std::vector<Segment::Range> Segment::ranges() const {
   std::vector<Range> ranges;
-  for (size_t r = 0; r < mappings_.size(); r++)
-    if (mappings_[r].base) ranges.push_back({mappings_[r].base, shape_.messages_at(), r == rank_});
+  for (uint32_t r = 0; r < shape_.size; r++) {
+    if (!mappings_[r].base) continue;
+    for (const auto& [at, bytes] : slots_of(r)) ranges.push_back({mappings_[r].base + at, bytes, r == rank_});
+  }
   return ranges;
 }
 

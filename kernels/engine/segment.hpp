@@ -2,8 +2,9 @@
 //
 // Every rank owns one POSIX segment that it alone writes: its bell, the heads and slots of the lanes it writes, the
 // tails of the lanes it reads. Peers map it read-only. Its whole size follows from (size, slot bytes, depth) and is
-// checked before a peer's segment is mapped. It is allocated up front, but for the slots of lanes for messages between
-// two ranks: those of a pair are allocated before its first message. The owner holds a POSIX record lock on it: the
+// checked before a peer's segment is mapped. Most of that is never allocated: the words are, for all ranks; the lanes
+// to a peer that is found in the same memory, before this rank confirms the handshake; and the lanes for messages
+// between two ranks, before their first one. The owner holds a POSIX record lock on it: the
 // kernel drops the lock when the process dies, a forked child does not inherit it, and it works across pid namespaces.
 // So a look at the lock tells whether a peer lives, and whether a left-over segment may be removed.
 //
@@ -17,6 +18,7 @@
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "engine/lane.hpp"
@@ -47,6 +49,11 @@ struct SegmentShape {
   // From here on, allocated when needed: for each peer a lane for messages and one for bulk.
   uint64_t messages_at() const { return slots_at() + uint64_t{size} * lane_bytes(); }
   uint64_t bytes() const { return messages_at() + 2 * uint64_t{size} * lane_bytes(); }
+  // What is allocated before the first message where `here` of the ranks share the memory: words, for each of the
+  // others a lane and one for control, and the lane to all.
+  uint64_t needed(uint32_t here) const {
+    return control_at() + (uint64_t{here} - 1) * (control_lane_bytes() + lane_bytes()) + lane_bytes();
+  }
 };
 
 class Segment {
@@ -61,8 +68,7 @@ class Segment {
     using std::runtime_error::runtime_error;
   };
 
-  // Creates and locks this rank's segment. Throws Unavailable, or EngineError: config, with path, needed and free
-  // bytes, when shared memory is too small.
+  // Creates and locks this rank's segment. Throws Unavailable, or EngineError: config, as allocate_lanes does.
   Segment(uint32_t rank, SegmentShape shape);
   ~Segment();
   Segment(const Segment&) = delete;
@@ -73,6 +79,9 @@ class Segment {
   // mapped here, or is not the one that the peer made. Throws EngineError: handshake, when no peer could have
   // announced this.
   bool map(uint32_t peer, const uint8_t endpoint[kEndpointBytes], std::string& why_not);
+  // After the last one: allocates the lanes to those that were mapped. Throws EngineError: config, with path, needed
+  // and free bytes, when shared memory is too small.
+  void allocate_lanes();
   // Once every rank has tried: whether both found each other's. Equal on both ends. Unmaps the segment of a peer that
   // is not met.
   bool meets(uint32_t peer);
@@ -101,7 +110,7 @@ class Segment {
   void allocate_messages(uint32_t peer) { allocate(2 * uint64_t{peer}); }
   void allocate_bulk(uint32_t peer) { allocate(2 * uint64_t{peer} + 1); }
 
-  // What is mapped, for a device that can reach host memory.
+  // The slots that are mapped and allocated up front, for a device that can reach host memory.
   struct Range {
     uint8_t* base;
     size_t bytes;
@@ -119,7 +128,7 @@ class Segment {
     bool same_process = false;
   };
   const Word* word(uint32_t rank, uint64_t at, uint64_t index) const;
-  // Maps all of a segment, and brings in what is allocated up front.
+  // Maps all of a segment, and brings in its words.
   void* map_file(int fd, int protection) const;
   uint8_t* greeting(uint32_t from, uint32_t to) const;
   void release(Mapping& m) noexcept;
@@ -127,6 +136,8 @@ class Segment {
   std::unique_ptr<LaneWriter> writer(uint32_t peer, uint64_t head, uint64_t tail, uint64_t slots) const;
   std::unique_ptr<LaneReader> reader(uint32_t peer, uint64_t head, uint64_t tail, uint64_t slots) const;
   uint64_t message_slots(uint64_t lane) const { return shape_.messages_at() + lane * shape_.lane_bytes(); }
+  std::vector<std::pair<uint64_t, uint64_t>> slots_of(uint32_t owner) const;
+  uint32_t mapped() const;
   void allocate(uint64_t lane);
   [[noreturn]] void too_small(const std::string& path, uint64_t bytes, int failed) const;
 

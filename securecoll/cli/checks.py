@@ -55,7 +55,7 @@ def cpu() -> Finding:
 def shared_memory(ranks: int) -> Finding:
     """Whether /dev/shm holds the segments of a group of ``ranks`` ranks. A group of one has none."""
     shape = Shape.of(ranks)
-    segment_bytes = _engine.segment_bytes(ranks, shape.slot_bytes, shape.depth) if ranks > 1 else 0
+    segment_bytes = _engine.segment_bytes(ranks, shape.slot_bytes, shape.depth, ranks) if ranks > 1 else 0
     needed = ranks * segment_bytes
     try:
         space = os.statvfs(SHARED_MEMORY)

@@ -346,7 +346,8 @@ def test_forged_control_record(tmp_path: Path) -> None:
 def test_the_host_view_mirrors_the_engine() -> None:
     for size in (2, 3, 17):
         view = HostView(0, 0, size, SMALL)
-        assert view.messages_at == _engine.segment_bytes(size, SMALL.slot_bytes, SMALL.depth)
+        slots, control = view.messages_at - view.slots_at, view.CONTROL_LANE * (size - 1)
+        assert view.control_at + control + slots == _engine.segment_bytes(size, SMALL.slot_bytes, SMALL.depth, size)
 
 
 def test_errors_are_of_one_tree() -> None:

@@ -73,7 +73,7 @@ def statvfs(free: int) -> Any:
 @pytest.mark.parametrize("ranks", [2, 64])
 def test_shared_memory_that_is_a_page_short_fails_with_sizes(monkeypatch: pytest.MonkeyPatch, ranks: int) -> None:
     shape = Shape.of(ranks)
-    needed = ranks * _engine.segment_bytes(ranks, shape.slot_bytes, shape.depth)
+    needed = ranks * _engine.segment_bytes(ranks, shape.slot_bytes, shape.depth, ranks)
     monkeypatch.setattr(os, "statvfs", statvfs(free=needed))
     assert checks.shared_memory(ranks).state is State.OK
     monkeypatch.setattr(os, "statvfs", statvfs(free=needed - 4096))

@@ -65,7 +65,7 @@ def test_who_shares_memory_is_agreed_pair_by_pair(tmp_path: Path) -> None:
     """Rank 1 has none; it is given back by nobody but those with whom it is shared."""
     zero, one, two = run(3, tmp_path, _shared, shape=SMALL, prepare=_one_apart)
     assert one == 0
-    assert zero == two == 2 * _engine.segment_bytes(3, SMALL.slot_bytes, SMALL.depth)
+    assert zero == two == 2 * _engine.segment_bytes(3, SMALL.slot_bytes, SMALL.depth, 2)
 
 
 def _without_shared_memory(rank: int, folder: Path) -> None:

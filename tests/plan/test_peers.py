@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from securecoll import _engine
 from securecoll.codes import Collective
 from securecoll.plan import plan
 from securecoll.plan.call import ROOTED
@@ -73,6 +74,13 @@ def test_a_group_is_made_with_five_sockets_at_most() -> None:
             assert all(topology.crosses(rank, p) and rank in met_by[p] for p in others)
     assert overlay(Topology.even(9, 1), 3) == (1, 2, 4, 7, 8)
     assert overlay(Topology.even(3, 3), 3) == (1, 2, 7, 8)
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 8, 61, 4096])
+def test_the_overlay_is_the_neighbours_that_the_engine_meets(size: int) -> None:
+    topology = Topology.even(size, 1)
+    for rank in range(size):
+        assert list(overlay(topology, rank)) == _engine.neighbours(rank, size)
 
 
 def test_a_rank_has_sockets_for_its_overlay_and_its_plans_and_nobody_else() -> None:
