@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import pickle
 import traceback
 
@@ -51,7 +52,7 @@ def test_secrets_of_a_pair_are_wiped_as_soon_as_its_roots_are_there(monkeypatch)
     assert agree(lock_step(members(6)))
     for rank in range(6):
         seen = held[5 * rank : 5 * rank + 5]
-        grown = [(now - before) // 64 for before, now in zip(seen, seen[1:], strict=False)]
+        grown = [(now - before) // 64 for before, now in itertools.pairwise(seen)]
         # Eight roots of the pair, and the next sender's, two where this rank is passed. What rank 0 shared with each
         # was there before, and goes.
         assert grown == ([8] * 4 if rank == 0 else [10 if peer == rank else 9 for peer in range(1, 5)]), rank
