@@ -81,3 +81,13 @@ def test_roots_that_differ_between_two_ranks_are_noticed(monkeypatch: pytest.Mon
 def test_a_group_of_one_does_not_join() -> None:
     done = run("--ranks", "1")
     assert done.returncode == 2 and "at least 2 ranks" in done.stderr
+
+
+@pytest.mark.slow
+def test_joining_stays_within_its_budget_up_to_4096_ranks(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    assert main(["--ranks", "512", "4096", "--sample", "16", "--json", str(out)]) == 0
+    some, many = json.loads(out.read_text())
+    assert some["cpu_ms"] < 150
+    assert many["cpu_ms"] < 8 * 150
+    assert many["read_bytes"] == 4096 * 400 + 48 * 4095
