@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import click
@@ -14,9 +15,14 @@ from securecoll._engine import segment_bytes
 from securecoll.cli import main
 from securecoll.cli.units import sized
 from securecoll.config import knobs
+from securecoll.handshake.session import root_count
+from securecoll.plan import Topology, tuner
+from securecoll.plan.peers import overlay, socket_bytes, sockets
 from securecoll.shape import Shape
 
 ROOT = Path(__file__).resolve().parent.parent
+KEY_BYTES = 64
+"""Of locked memory that a key takes."""
 PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *ROOT.glob("docs/**/*.md")])
 
 
@@ -86,6 +92,28 @@ def segments() -> str:
     return "".join(rows)
 
 
+@cache
+def connections() -> str:
+    """The table of what a rank takes in groups across hosts, from the plans and the engine."""
+    rows = []
+    for hosts, each in ((8, 1), (64, 8), (512, 8), (4096, 1)):
+        topology, ranks = Topology.even(hosts, each), hosts * each
+        shape = Shape.of(ranks)
+        first = max(len(overlay(topology, rank)) for rank in range(ranks))
+        most = max(len(sockets(topology, rank)) for rank in range(ranks))
+        taken = (
+            socket_bytes(most, shape.slot_bytes, tuner.DEPTH),
+            segment_bytes(ranks, shape.slot_bytes, shape.depth, each) if each > 1 else 0,
+        )
+        keys = root_count(ranks) * KEY_BYTES
+        rows.append(
+            f"| {ranks} | {hosts} \N{MULTIPLICATION SIGN} {each} | {first} | {most} | {sized(shape.slot_bytes)} | "
+            + " | ".join(f"{count / 2**20:.1f} MiB" for count in taken)
+            + f" | {sized(keys)} |\n"
+        )
+    return "".join(rows)
+
+
 def problems() -> Iterator[str]:
     """Everything that is wrong."""
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
@@ -97,6 +125,8 @@ def problems() -> Iterator[str]:
                 yield f"{name}: `{shlex.join(words)}`: {problem}"
     if segments() not in (ROOT / "docs/architecture.md").read_text():
         yield f"docs/architecture.md: the table of segments should be\n{segments()}"
+    if connections() not in (ROOT / "docs/architecture.md").read_text():
+        yield f"docs/architecture.md: the table of sockets should be\n{connections()}"
     if variables() not in (ROOT / "docs/configuration.md").read_text():
         yield f"docs/configuration.md: the table of variables should be\n{variables()}"
 

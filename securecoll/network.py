@@ -7,7 +7,7 @@ import ipaddress
 import os
 import socket
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from securecoll import _engine
@@ -26,6 +26,8 @@ class Interface:
 
     name: str
     addresses: tuple[str, ...]
+    why: str = field(default="", compare=False)
+    """What chose it."""
 
 
 def host(shared: bool) -> bytes:
@@ -62,26 +64,31 @@ def choose(name: str | None, meeting: str | None) -> Interface | None:
             raise ConfigError(
                 f"SECURECOLL_IFNAME={name!r}: no interface of that name is up with an address; there are {there}"
             )
-        return _of(name, known)
-    for target in (*_resolved(meeting), *_ELSEWHERE):
+        return _of(name, known, "SECURECOLL_IFNAME names it")
+    targets = [(target, f"it leads to {meeting}, where the ranks meet") for target in _resolved(meeting)]
+    targets += [(target, "the default route leaves by it") for target in _ELSEWHERE]
+    for target, why in targets:
         local = _source(target)
         # A host's own name may resolve to its loopback, which says nothing about where the others are.
         if local is not None and (not ipaddress.ip_address(local).is_loopback or meeting in _LOOPBACK):
             found = next((n for n, address, _ in known if address == local), None)
             if found is not None:
-                return _of(found, known, local)
-    last = sorted(known, key=lambda entry: entry[2])  # loopback where there is nothing else
-    return _of(last[0][0], known) if last else None
+                return _of(found, known, why, local)
+    last = sorted(known, key=lambda entry: entry[2])
+    if not last:
+        return None
+    name, _, loopback = last[0]
+    return _of(name, known, "no other is up with an address" if loopback else "it is the first that is up")
 
 
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
-def _of(name: str, known: list[tuple[str, str, bool]], preferred: str | None = None) -> Interface:
+def _of(name: str, known: list[tuple[str, str, bool]], why: str, preferred: str | None = None) -> Interface:
     """The first address of each family, ``preferred`` before others."""
     own = sorted((a for n, a, _ in known if n == name), key=lambda a: a != preferred)
     chosen = [next((a for a in own if (":" in a) == six), None) for six in (False, True)]
-    return Interface(name, tuple(a for a in chosen if a is not None))
+    return Interface(name, tuple(a for a in chosen if a is not None), why)
 
 
 def _resolved(host: str | None) -> list[str]:

@@ -138,7 +138,7 @@ class StoreExchange:
 
     def _collect(self, key: str, round: int, blob: bytes, max_len: int, deadline: float) -> list[bytes]:
         keys = [f"{key}/{rank}" for rank in range(1, self._size)]
-        missing: list[int] = []
+        missing: set[int] = set()
         # A little early, so that the others learn from rank 0 who is missing before their own deadline.
         left = deadline - time.monotonic()
         deadline -= min(max(left, 0.0) / 10, _VERDICT_SECONDS)
@@ -150,17 +150,17 @@ class StoreExchange:
                 raise HandshakeError(f"the store failed in round {round}: {_brief(e)}") from None
             if not hasattr(self._store, "check"):
                 raise _missing(round, []) from None
-            missing = [rank for rank, k in enumerate(keys, 1) if not self._store.check([k])]
-        framed = self._get_all([k for rank, k in enumerate(keys, 1) if rank not in missing])
+            missing = {rank for rank, k in enumerate(keys, 1) if not self._store.check([k])}
+        framed = iter(self._get_all([k for rank, k in enumerate(keys, 1) if rank not in missing]))
         blobs = [blob]
         for rank in range(1, self._size):
-            value = b"" if rank in missing else framed.pop(0)
+            value = b"" if rank in missing else next(framed)
             # A misframed or oversized blob becomes a goodbye: the group cannot go on without it.
             fits = 4 <= len(value) <= 4 + max_len and int.from_bytes(value[:4], "big") == len(value) - 4
             blobs.append(value[4:] if fits else b"")
         self._store.set(f"{key}/all", b"".join(map(_framed, blobs)))
         if missing:
-            raise _missing(round, missing)
+            raise _missing(round, sorted(missing))
         return blobs
 
     def _wait(self, keys: list[str], deadline: float) -> None:

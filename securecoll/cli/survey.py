@@ -22,7 +22,7 @@ from securecoll.codes import Collective
 from securecoll.plan import Topology, tuner
 from securecoll.plan.cost import Rates
 from securecoll.plan.estimate import estimate
-from securecoll.plan.peers import is_small, met, peers, socket_bytes
+from securecoll.plan.peers import DEEPER, is_small, met, peers, socket_bytes
 from securecoll.plan.traffic import traffic
 
 
@@ -151,7 +151,7 @@ def text(found: Survey) -> str:
         f"predicted by closed forms, with a core for each rank that seals {rates.seal / 1e9:g} and opens "
         f"{rates.open / 1e9:g} GB/s",
         f"default plans use at most {found.sockets} sockets a rank, and {sized(found.socket_bytes)} for their slots: "
-        f"{tuner.DEPTH} of {sized(found.slot_bytes)} each way"
+        f"{DEEPER * tuner.DEPTH} of {sized(found.slot_bytes)} each way"
         + ("" if is_small(fabric.topology) else "; gather, scatter and all_to_all one for each peer"),
     ]
     return "\n".join(lines)

@@ -28,8 +28,8 @@ from securecoll.handshake.wire import (
     Hello,
     Params,
     WireError,
-    split_wraps,
-    u32,
+    check_wraps,
+    wrap_for,
 )
 from securecoll.identity import Policy
 
@@ -178,12 +178,12 @@ class Member:
         with self._step(_Stage.HELLO, _Stage.AUTH):
             self._receive(Round.HELLO, hellos)
             self._check_hellos(self._decode(Round.HELLO, hellos, Hello.decode))
-            self._t1 = schedule.transcript_hash("hello", self._ph, *hellos)
+            self._t1 = schedule.hello_transcript(self._ph, hellos)
             credential = evidence = signature = b""
-            core = self._core(self._rank, credential, evidence, self._endpoints)
-            mac = (
-                hmac_sha256(self._auth_key(), b"mac" + core + schedule.sha256(signature)) if self._policy.psk else b""
-            )
+            mac = b""
+            if self._policy.psk:
+                core = schedule.auth_core(self._rank, self._t1, credential, evidence, self._endpoints)
+                mac = hmac_sha256(self._auth_key(), schedule.auth_mac_message(core, signature))
             auth = Auth(self._rank, credential, evidence, self._endpoints, signature, mac)
             self._sent = auth.encode()
             return self._sent
@@ -197,7 +197,7 @@ class Member:
             decoded = self._decode(Round.AUTH, auths, lambda blob: Auth.decode(blob, sizes))
             self._check_auths(decoded)
             self._all_endpoints = [auth.endpoints for auth in decoded]
-            self._t2 = schedule.transcript_hash("auth", self._t1, *map(schedule.sha256, auths))
+            self._t2 = schedule.auth_transcript(self._t1, auths)
             self._sent = b""
             if self._rank == 0:
                 z = self._keep(self._draw.group_secret())
@@ -216,21 +216,23 @@ class Member:
             if extra:
                 raise HandshakeError(f"{_name(extra)} sent a wrapped secret; only rank 0 does. {_ALTERED}")
             try:
-                mine = split_wraps(wraps[0], self._size)
+                check_wraps(wraps[0], self._size)
             except WireError as e:
                 raise HandshakeError(
                     f"rank 0 sent a malformed {Round.WRAP.name.lower()} message ({e}). {_ALTERED}"
                 ) from None
             if self._rank != 0:
                 key = self._wrap_key(0, self._rank)
-                z = unwrap(key, schedule.wrap_aad(self._t2, self._rank), mine[self._rank - 1])
+                z = unwrap(key, schedule.wrap_aad(self._t2, self._rank), wrap_for(wraps[0], self._rank))
                 if z is None:
                     raise AuthenticationError(
                         "authentication of the group secret from rank 0 failed: it was altered, or rank 0 saw other "
                         "messages than this rank. Someone between the ranks changes messages; join again elsewhere"
                     )
                 self._set_master(self._keep(z))
-            self._sent = Fin(self._rank, hmac_sha256(self._confirm_key(), self._fin_message(self._rank))).encode()
+            self._sent = Fin(
+                self._rank, hmac_sha256(self._confirm_key(), schedule.fin_message(self._rank, self._t2))
+            ).encode()
             return self._sent
 
     def finish(self, fins: Sequence[bytes]) -> Session:
@@ -240,7 +242,9 @@ class Member:
             decoded = self._decode(Round.FIN, fins, Fin.decode)
             self._check_ranks(Round.FIN, [fin.rank for fin in decoded])
             key = self._confirm_key()
-            wrong = [r for r, fin in enumerate(decoded) if not hmac_verify(key, self._fin_message(r), fin.mac)]
+            wrong = [
+                r for r, fin in enumerate(decoded) if not hmac_verify(key, schedule.fin_message(r, self._t2), fin.mac)
+            ]
             if wrong:
                 raise AuthenticationError(
                     f"authentication of the confirmation from {_name(wrong)} failed: it was altered, or these ranks "
@@ -286,11 +290,10 @@ class Member:
             raise HandshakeError(
                 f"{_name(gone)} gave up in the {name} round, or did not appear: see the error there, and join again"
             )
-        large = [r for r, blob in enumerate(blobs) if len(blob) > self.limit(round_)]
+        limit = self.limit(round_)
+        large = [r for r, blob in enumerate(blobs) if len(blob) > limit]
         if large:
-            raise HandshakeError(
-                f"{_name(large)} sent a {name} message of more than {self.limit(round_)} bytes. {_ALTERED}"
-            )
+            raise HandshakeError(f"{_name(large)} sent a {name} message of more than {limit} bytes. {_ALTERED}")
         if blobs[self._rank] != self._sent:
             raise HandshakeError(
                 f"the exchange returned another {name} message for this rank ({self._rank}) than it sent. Someone "
@@ -349,8 +352,8 @@ class Member:
             key = self._auth_key()
             wrong = []
             for rank, auth in enumerate(auths):
-                core = self._core(rank, auth.credential, auth.evidence, auth.endpoints)
-                if not hmac_verify(key, b"mac" + core + schedule.sha256(auth.signature), auth.mac):
+                core = schedule.auth_core(rank, self._t1, auth.credential, auth.evidence, auth.endpoints)
+                if not hmac_verify(key, schedule.auth_mac_message(core, auth.signature), auth.mac):
                     wrong.append(rank)
             if wrong:
                 raise AuthenticationError(
@@ -369,13 +372,6 @@ class Member:
             signature=self._policy.signature_bytes,
             mac=self._policy.mac_bytes,
         )
-
-    def _core(self, rank: int, credential: bytes, evidence: bytes, endpoints: bytes) -> bytes:
-        """What a proof of round 2 proves."""
-        return u32(rank) + self._t1 + b"".join(map(schedule.sha256, (evidence, credential, endpoints)))
-
-    def _fin_message(self, rank: int) -> bytes:
-        return b"fin" + u32(rank) + self._t2
 
     def _confirm_key(self) -> Secret:
         return self._keep(schedule.confirm_key(self._master(), self._t2))
@@ -433,14 +429,20 @@ class Member:
         try:
             session.child = schedule.child_root(ms, self._t2)
             group = self._keep(schedule.group_secret(ms, self._t2))
+            lists = [(label, getattr(session, tx), getattr(session, rx)) for label, tx, rx in PAIR_ROOTS]
             for rank in range(self._size):
                 session.sender[rank] = schedule.sender_root(group, rank)
                 if rank == me:
                     continue
-                pair = self._keep(schedule.pair_secret(ms, self._shared_with(rank), me, rank))
-                for label, tx, rx in PAIR_ROOTS:
-                    getattr(session, tx)[rank] = schedule.pair_root(pair, label, me, rank)
-                    getattr(session, rx)[rank] = schedule.pair_root(pair, label, rank, me)
+                shared = self._shared_with(rank)
+                pair = self._keep(schedule.pair_secret(ms, shared, me, rank))
+                # Not held until the end: in a large group that would be as much again as is kept.
+                shared.erase()
+                outward, inward = schedule.direction(me, rank), schedule.direction(rank, me)
+                for label, tx, rx in lists:
+                    tx[rank] = schedule.pair_root(pair, label, outward)
+                    rx[rank] = schedule.pair_root(pair, label, inward)
+                pair.erase()
         except BaseException:
             session.erase()
             raise

@@ -69,6 +69,31 @@ def session_id(t2: bytes) -> bytes:
     return transcript_hash("session", t2)
 
 
+def hello_transcript(ph: bytes, hellos: Sequence[bytes]) -> bytes:
+    """T1, over all messages of round 1 in rank order."""
+    return transcript_hash("hello", ph, *hellos)
+
+
+def auth_transcript(t1: bytes, auths: Sequence[bytes]) -> bytes:
+    """T2, over all messages of round 2 in rank order."""
+    return transcript_hash("auth", t1, *map(sha256, auths))
+
+
+def auth_core(rank: int, t1: bytes, credential: bytes, evidence: bytes, endpoints: bytes) -> bytes:
+    """What a proof of round 2 proves."""
+    return u32(rank) + t1 + b"".join(map(sha256, (evidence, credential, endpoints)))
+
+
+def auth_mac_message(core: bytes, signature: bytes) -> bytes:
+    """What the MAC of round 2 is over."""
+    return b"mac" + core + sha256(signature)
+
+
+def fin_message(rank: int, t2: bytes) -> bytes:
+    """What the MAC of round 4 is over."""
+    return b"fin" + u32(rank) + t2
+
+
 def early_secret(psk: Secret | None) -> Secret:
     """ES, from the pre-shared key or, without one, 32 zero bytes."""
     return hkdf_extract(None, psk if psk is not None else Secret.absorb(bytearray(32)))
@@ -105,9 +130,14 @@ def pair_secret(ms: Secret, shared: Secret, i: int, j: int) -> Secret:
     return hkdf_extract(expand_label(ms, "pair", u32(min(i, j)) + u32(max(i, j)), 32), shared)
 
 
-def pair_root(pair: Secret, label: str, source: int, destination: int) -> Secret:
-    """The root of one direction between two members. Labels: ``link``, ``p2p``, ``ctl``, ``conn``."""
-    return expand_label(pair, label, u32(source) + u32(destination), 32)
+def direction(source: int, destination: int) -> bytes:
+    """What tells the two directions between two members apart."""
+    return u32(source) + u32(destination)
+
+
+def pair_root(pair: Secret, label: str, towards: bytes) -> Secret:
+    """The root of one :func:`direction` between two members. Labels: ``link``, ``p2p``, ``ctl``, ``conn``."""
+    return expand_label(pair, label, towards, 32)
 
 
 def child_root(ms: Secret, t2: bytes) -> Secret:

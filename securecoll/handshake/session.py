@@ -20,6 +20,11 @@ def empty_roots(size: int) -> dict[str, list[Secret | None]]:
     return {name: [None] * size for name in ("sender", *(list_ for _, *lists in PAIR_ROOTS for list_ in lists))}
 
 
+def root_count(size: int) -> int:
+    """Secrets in a session of ``size`` ranks: two for each label and peer, one for each sender, one for children."""
+    return 2 * len(PAIR_ROOTS) * (size - 1) + size + 1
+
+
 @dataclass(slots=True)
 class Session:
     """The roots of a group's keys, as handles into the engine's memory.

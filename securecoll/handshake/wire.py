@@ -7,6 +7,7 @@ trailing bytes, so every value has one encoding, and every decoder refuses all o
 from __future__ import annotations
 
 from dataclasses import dataclass
+from struct import Struct, pack
 
 HASH = 32
 SHARE = 32
@@ -21,6 +22,7 @@ MAX_JOB_ID = 256
 _VERSION = 1
 SUITE = 1
 """X25519, Ed25519, SHA-256, HKDF- and HMAC-SHA-256, AES-256-GCM. Nothing is negotiated."""
+_HELLO = Struct(f">{HASH}sI{NONCE}s{SHARE}s32s{HASH}s")
 
 
 class WireError(ValueError):
@@ -72,10 +74,16 @@ class Reader:
 
     def part(self, least: int, most: int) -> bytes:
         """A variable part of ``least`` to ``most`` bytes."""
-        size = self.number(4)
+        begin = self._at + 4
+        if begin > len(self._blob):
+            raise WireError(f"{len(self._blob)} bytes are too few")
+        size = int.from_bytes(self._blob[self._at : begin], "big")
         if not least <= size <= most:
             raise WireError(f"a part of {size} bytes where {least} to {most} are allowed")
-        return self.take(size)
+        if size > len(self._blob) - begin:
+            raise WireError(f"{len(self._blob)} bytes are too few")
+        self._at = begin + size
+        return self._blob[begin : self._at]
 
     def end(self) -> None:
         """Raises unless everything was taken."""
@@ -141,7 +149,7 @@ class Params:
                 self.comm_id,
                 u32(self.epoch),
                 u32(self.size),
-                *map(u32, self.ranks),
+                pack(f">{self.size}I", *self.ranks),
                 u16(self.channels),
                 u32(self.max_chunk),
                 self.plan_table_hash,
@@ -199,15 +207,7 @@ class Hello:
         """Raises :class:`WireError`."""
         if len(blob) != HELLO:
             raise WireError(f"{len(blob)} bytes, not {HELLO}")
-        reader = Reader(blob)
-        return cls(
-            params_hash=reader.take(HASH),
-            rank=reader.number(4),
-            nonce=reader.take(NONCE),
-            share=reader.take(SHARE),
-            idkey=reader.take(32),
-            credential_hash=reader.take(HASH),
-        )
+        return cls(*_HELLO.unpack(blob))
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,11 +258,15 @@ class Auth:
         return auth
 
 
-def split_wraps(blob: bytes, size: int) -> list[bytes]:
-    """Round 3: the wraps for ranks 1 to ``size - 1``, 48 bytes each. Raises :class:`WireError`."""
+def check_wraps(blob: bytes, size: int) -> None:
+    """Round 3: wraps for ranks 1 to ``size - 1``, 48 bytes each. Raises :class:`WireError` where it is not as long."""
     if len(blob) != WRAP * (size - 1):
         raise WireError(f"{len(blob)} bytes, not {WRAP * (size - 1)}")
-    return [blob[i : i + WRAP] for i in range(0, len(blob), WRAP)]
+
+
+def wrap_for(blob: bytes, rank: int) -> bytes:
+    """The wrap for ``rank``, from 1, of a blob that :func:`check_wraps` let pass."""
+    return blob[WRAP * (rank - 1) : WRAP * rank]
 
 
 @dataclass(frozen=True, slots=True)

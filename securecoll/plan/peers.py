@@ -12,10 +12,11 @@ algorithm meets whom it meets.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from securecoll.plan.ir import Plan, Record
 from securecoll.plan.topology import Topology
+
+DEEPER = 4
+"""The factor by which lanes over sockets are deeper than those in shared memory."""
 
 
 def is_small(topology: Topology) -> bool:
@@ -34,16 +35,30 @@ def peers(topology: Topology, rank: int) -> tuple[int, ...]:
         position = topology.positions[rank]
         beside = (topology.order[position - 1], topology.order[(position + 1) % len(topology)])
         found.update(p for p in beside if topology.crosses(rank, p))
+    owners = _representatives(topology, rank)
     for bit in range((hosts - 1).bit_length()):
         for there in {topology.beside(rank, 1 << bit), topology.beside(rank, -(1 << bit))} - {own}:
-            found.update(topology.relay(owner, there) for owner in _representatives(topology, rank))
+            found.update(topology.relay(owner, there) for owner in owners)
     return tuple(sorted(found))
 
 
-def _representatives(topology: Topology, rank: int) -> Iterable[int]:
+def _representatives(topology: Topology, rank: int) -> tuple[int, ...]:
     """An owner for each place whose columns ``rank`` stands in: a column depends on the owner's place only."""
     group = max(topology.groups, key=len)
     return group[topology.places[rank] :: len(topology.group(rank))]
+
+
+def overlay(topology: Topology, rank: int) -> tuple[int, ...]:
+    """The ranks of other hosts that ``rank`` meets when a group is made, whatever it will run: its neighbours in the
+    ring of ranks and in a binary tree, over which failures are told. At most five, in rank order."""
+    size = len(topology)
+    near = {(rank - 1) % size, (rank + 1) % size, (rank - 1) // 2, 2 * rank + 1, 2 * rank + 2} - {rank}
+    return tuple(sorted(p for p in near if 0 <= p < size and topology.crosses(rank, p)))
+
+
+def sockets(topology: Topology, rank: int) -> tuple[int, ...]:
+    """The ranks of other hosts that ``rank`` has a socket with once it has run default plans of every kind."""
+    return tuple(sorted({*overlay(topology, rank), *peers(topology, rank)}))
 
 
 def met(plan: Plan) -> frozenset[int]:
@@ -57,5 +72,6 @@ def met(plan: Plan) -> frozenset[int]:
 
 
 def socket_bytes(sockets: int, slot_bytes: int, depth: int) -> int:
-    """Memory of the slots of ``sockets`` peers: each has a lane in and a lane out."""
-    return sockets * 2 * depth * (slot_bytes + 16)
+    """The most memory that the slots of ``sockets`` peers take, each with a lane in and a lane out. ``depth`` is that
+    of lanes in shared memory."""
+    return sockets * 2 * DEEPER * depth * (slot_bytes + 16)

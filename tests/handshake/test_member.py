@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import itertools
 import pickle
 import traceback
 
@@ -11,7 +12,7 @@ import pytest
 
 from securecoll._engine import arena_used_bytes
 from securecoll.errors import AuthenticationError, HandshakeError
-from securecoll.handshake import Session
+from securecoll.handshake import Session, schedule
 from tests.handshake.group import KEY, agree, fingerprints, lock_step, members
 from tests.handshake.test_attacks import SPEAKS, flip, put, to
 
@@ -37,6 +38,24 @@ def test_each_member_holds_only_the_roots_of_its_own_pairs():
 def test_two_handshakes_with_the_same_key_share_no_root():
     first, second = (fingerprints(lock_step(members(3))[0]) for _ in range(2))
     assert not set(first.values()) & set(second.values())
+
+
+def test_secrets_of_a_pair_are_wiped_as_soon_as_its_roots_are_there(monkeypatch):
+    held = []
+    derive = schedule.pair_secret
+
+    def watched(*args):
+        held.append(arena_used_bytes())
+        return derive(*args)
+
+    monkeypatch.setattr(schedule, "pair_secret", watched)
+    assert agree(lock_step(members(6)))
+    for rank in range(6):
+        seen = held[5 * rank : 5 * rank + 5]
+        grown = [(now - before) // 64 for before, now in itertools.pairwise(seen)]
+        # Eight roots of the pair, and the next sender's, two where this rank is passed. What rank 0 shared with each
+        # was there before, and goes.
+        assert grown == ([8] * 4 if rank == 0 else [10 if peer == rank else 9 for peer in range(1, 5)]), rank
 
 
 def test_roots_and_nothing_else_stay_after_a_handshake():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from securecoll.errors import AuthenticationError, ConfigError, HandshakeError
 from securecoll.handshake import Params, group_params
-from securecoll.handshake.wire import Auth, AuthSizes, Fin, Hello, WireError, split_wraps
+from securecoll.handshake.wire import Auth, AuthSizes, Fin, Hello, WireError, check_wraps, wrap_for
 from tests.handshake.group import KEY, POLICY, lock_step, members, params
 
 SIZES = AuthSizes(credential=3, evidence_limit=40, endpoints_limit=20, signature=64, mac=32)
@@ -90,10 +90,12 @@ def test_every_cut_and_every_pad_is_refused(kind, data):
 @given(st.binary(max_size=300), st.integers(1, 7))
 def test_wraps_split_only_at_their_exact_size(blob, size):
     if len(blob) == 48 * (size - 1):
-        assert b"".join(split_wraps(blob, size)) == blob
+        check_wraps(blob, size)
+        wraps = [wrap_for(blob, rank) for rank in range(1, size)]
+        assert b"".join(wraps) == blob and {*map(len, wraps)} <= {48}
     else:
         with pytest.raises(WireError):
-            split_wraps(blob, size)
+            check_wraps(blob, size)
 
 
 @settings(max_examples=150, deadline=None)

@@ -1,27 +1,32 @@
-"""A line of docs/launching.md: torchrun on two hosts."""
+"""Lines of docs/launching.md, on two hosts."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.hosts.lab import Unable, lab
+from tests.hosts.lab import Lab, Unable, lab
 
-SCRIPT = """
-import logging, sys
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+
+TRAIN = """
 import torch, torch.distributed as dist
 dist.init_process_group("securecoll")
-rank = dist.get_rank()
+rank, last = dist.get_rank(), dist.get_world_size() - 1
 x = torch.full((1000,), float(rank + 1))
 dist.all_reduce(x)
 message = torch.zeros(3)
 if rank == 0:
-    dist.send(torch.arange(3.0), 3)
-if rank == 3:
+    dist.send(torch.arange(3.0), last)
+if rank == last:
     dist.recv(message, 0)
     assert message.tolist() == [0, 1, 2]
 dist.barrier()
@@ -29,34 +34,147 @@ print(f"rank {rank} has {x[0].item():g}")
 dist.destroy_process_group()
 """
 
+# What follows the handshake needs no MPI: it is finalized by then.
+COLLECTIVES = """
+from mpi4py import MPI
+from securecoll import Communicator
+from tests.test_communicator import every_collective
+with Communicator.from_mpi(MPI.COMM_WORLD) as comm:
+    MPI.Finalize()
+    print(f"rank {comm.rank}: {every_collective(comm, (1, 1025))} results are NumPy's")
+"""
 
-def test_torchrun_on_two_hosts(tmp_path: Path) -> None:
+# What ssh is to mpirun: options, a host, and a command for its shell. This one enters a namespace.
+REMOTE_SHELL = """#!/bin/sh
+while [ "${{1#-}}" != "$1" ]; do shift; done
+number=$((${{1##*.}} - 1)); shift
+exec ip netns exec {lab}-$number unshare --mount sh -c "mount -t tmpfs tmpfs /dev/shm && exec $*"
+"""
+
+# Of srun and scontrol, what the line in docs/launching.md uses: tasks on two nodes, numbered in Slurm's variables.
+SRUN = """#!/bin/sh
+test "$1" = --ntasks-per-node || exit 2
+export each=$2
+shift 2
+export SLURM_NTASKS=$((2 * each))
+tasks='
+mount -t tmpfs tmpfs /dev/shm || exit 1
+for local in $(seq 0 $((each - 1))); do
+  SLURM_LOCALID=$local SLURM_PROCID=$((SLURM_NODEID * each + local)) "$@" & started="$started $!"
+done
+for task in $started; do wait $task || exit 1; done'
+for node in 0 1; do
+  SLURM_NODEID=$node ip netns exec {lab}-$node unshare --mount sh -c "$tasks" sh "$@" & nodes="$nodes $!"
+done
+for node in $nodes; do wait $node || exit 1; done
+"""
+SCONTROL = """#!/bin/sh
+test "$*" = "show hostnames node[0-1]" && printf '10.77.0.1\\n10.77.0.2\\n'
+"""
+
+
+@contextmanager
+def two_hosts() -> Iterator[Lab]:
     if os.geteuid() != 0:
         pytest.skip("network namespaces need root")
-    script, key = tmp_path / "script.py", tmp_path / "key"
-    script.write_text(SCRIPT)
-    key.touch(0o600)
-    key.write_bytes(os.urandom(32))
-    environment = {**os.environ, "SECURECOLL_KEY_FILE": str(key), "SECURECOLL_LOG": "info", "OMP_NUM_THREADS": "1"}
     try:
         with lab(2, (4,)) as hosts:
-            nodes = []
-            for number in range(2):
-                torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(number)]
-                torchrun += ["--nproc-per-node", "2", "--master-addr", "10.77.0.1", "--master-port", "29511"]
-                # Memory of its own, too: the ranks of a host share theirs, and nobody else's.
-                own = ["sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh", *torchrun, str(script)]
-                words = ["ip", "netns", "exec", hosts.host(number), "unshare", "--mount", *own]
-                nodes.append(
-                    subprocess.Popen(
-                        words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-                    )
-                )
-            outputs = [node.communicate(timeout=100)[0] for node in nodes]
+            yield hosts
     except Unable as e:
         pytest.skip(str(e))
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    key = tmp_path / "key"
+    key.touch(0o600)
+    key.write_bytes(os.urandom(32))
+    (tmp_path / "train.py").write_text(TRAIN)
+    return {
+        **os.environ,
+        "SECURECOLL_KEY_FILE": str(key),
+        "SECURECOLL_LOG": "info",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(ROOT),
+    }
+
+
+def on(host: str, *words: str) -> list[str]:
+    """With memory of its own, too: the ranks of a host share theirs, and nobody else's."""
+    own = ["sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh", *words]
+    return ["ip", "netns", "exec", host, "unshare", "--mount", *own]
+
+
+def executable(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(0o755)
+    return path
+
+
+JOINED = "members 0,1,2,3 on 2 hosts, shared memory, and TCP with"
+
+
+def test_torchrun_on_two_hosts(tmp_path: Path, environment: dict[str, str]) -> None:
+    with two_hosts() as hosts:
+        nodes = []
+        for number in range(2):
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(number)]
+            torchrun += ["--nproc-per-node", "2", "--master-addr", "10.77.0.1", "--master-port", "29511"]
+            words = on(hosts.host(number), *torchrun, str(tmp_path / "train.py"))
+            nodes.append(
+                subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            )
+        outputs = [node.communicate(timeout=100)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], outputs
     for number, output in enumerate(outputs):
-        assert "members 0,1,2,3 on 2 hosts, shared memory, and TCP with" in output, output
+        assert JOINED in output, output
         for rank in (2 * number, 2 * number + 1):
             assert f"rank {rank} has 10" in output
+
+
+def test_mpirun_on_two_hosts(tmp_path: Path, environment: dict[str, str]) -> None:
+    """MPI carries the handshake, and is over before the first collective."""
+    pytest.importorskip("mpi4py")
+    mpirun = BIN / "mpirun"
+    if not mpirun.exists():
+        pytest.skip("there is no mpirun")
+    script = tmp_path / "collectives.py"
+    script.write_text(COLLECTIVES)
+    key = environment.pop("SECURECOLL_KEY_FILE")
+    with two_hosts() as hosts:
+        shell = executable(tmp_path / "shell", REMOTE_SHELL.format(lab=hosts.name))
+        words = [str(mpirun), "-launcher-exec", str(shell), "-n", "4", "-hosts", "10.77.0.1:2,10.77.0.2:2"]
+        words += ["-genv", "SECURECOLL_KEY_FILE", key, sys.executable, str(script)]
+        done = subprocess.run(
+            on(hosts.host(0), *words), env=environment, capture_output=True, text=True, timeout=100, check=False
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr.count(JOINED) == 4, done.stderr
+    found = dict(re.findall(r"rank (\d): (\d+) results are NumPy's", done.stdout))
+    assert found.keys() == {"0", "1", "2", "3"} and min(map(int, found.values())) > 100
+
+
+def test_the_lines_for_srun_start_ranks_by_its_variables(tmp_path: Path, environment: dict[str, str]) -> None:
+    """Not Slurm itself, which is not here: stand-ins, that number tasks as it does."""
+    text = (ROOT / "docs/launching.md").read_text()
+    lines = re.findall(r"^\$ ((?:.*scontrol|srun).+)$", text, re.MULTILINE)
+    assert len(lines) == 2 and "--ntasks-per-node 4" in lines[1]
+    batch = tmp_path / "batch"
+    batch.write_text("\n".join(("set -e", lines[0], lines[1].replace("per-node 4", "per-node 1"))))
+    environment["PATH"] = f"{tmp_path}:{BIN}:{environment['PATH']}"
+    environment["SLURM_JOB_NODELIST"] = "node[0-1]"
+    executable(tmp_path / "scontrol", SCONTROL)
+    with two_hosts() as hosts:
+        executable(tmp_path / "srun", SRUN.format(lab=hosts.name))
+        done = subprocess.run(
+            ["ip", "netns", "exec", hosts.host(0), "sh", str(batch)],
+            cwd=tmp_path,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr.count("members 0,1 on 2 hosts, TCP") == 2, done.stderr
+    assert "rank 0 has 3" in done.stdout and "rank 1 has 3" in done.stdout
