@@ -125,7 +125,7 @@ class Communicator:
             timeout: Seconds that joining may take, and each collective by default.
             job: A name that all members share. Empty: the environment's.
             members: The members' ranks in the job, in group order. None: 0, 1, and so on.
-            shape: Sizes of lanes; None: the default for the size.
+            shape: Sizes of lanes; None: the default for as many ranks as the fullest host has.
             kernels: AEAD kernels by name; None: the fastest this CPU has.
             device: Where arrays in device memory lie; None: the GPU that the first such array names.
             parent: A communicator that all members belong to. They prove to each other that they do, in place of a
@@ -144,7 +144,7 @@ class Communicator:
         group = tuple(range(size)) if members is None else tuple(members)
         if len(group) != size:
             raise ConfigError(f"rank {rank}: {len(group)} members are named for a group of {size}")
-        shape = shape or Shape.of(size)
+        most = shape or Shape.of(1)
         job_id = (job or settings.job).encode()
         policy = Policy()
         if parent is not None:
@@ -157,8 +157,8 @@ class Communicator:
             policy_hash=policy.hash,
             ranks=group,
             channels=1,
-            max_chunk=shape.slot_bytes,
-            plan_table_hash=shape.hash,
+            max_chunk=most.slot_bytes,
+            plan_table_hash=most.hash,
             job_id=job_id,
             use=use,
             parent=parent_id,
@@ -167,7 +167,7 @@ class Communicator:
         session: handshake.Session | None = None
         try:
             psk = _key_source(key).psk() if parent is None else parent._child_key(params)
-            mesh = None if exchange is None or size == 1 else _mesh(exchange, shape)
+            mesh = None if exchange is None or size == 1 else _mesh(exchange, most)
         except BaseException:
             if exchange is not None:
                 handshake.give_up(exchange, deadline)
@@ -179,12 +179,11 @@ class Communicator:
                 psk,
                 exchange if exchange is not None else _Alone(),
                 b"" if mesh is None else mesh.endpoint() + network.host(settings.transport != "tcp"),
-                lambda endpoints: (
-                    None if mesh is None else mesh.connect([e[: -network.HOST_BYTES] for e in endpoints])
-                ),
+                lambda endpoints: None if mesh is None else _connect(mesh, endpoints, shape),
                 deadline,
             )
-            topology = Topology.of(endpoint[-network.HOST_BYTES :] for endpoint in session.endpoints)
+            topology = _topology(session.endpoints)
+            shape = shape or _shape(topology)
             transports = "nobody else" if mesh is None else _meet(mesh, session, topology, deadline)
             engine = _engine.Communicator(
                 rank,
@@ -748,6 +747,21 @@ class _Alone:
     def exchange(self, round: int, blob: bytes, max_len: int, deadline: float) -> list[bytes]:
         """Nobody else is there."""
         return [blob]
+
+
+def _topology(endpoints: Sequence[bytes]) -> Topology:
+    """Which ranks share a host, by their own words."""
+    return Topology.of(endpoint[-network.HOST_BYTES :] for endpoint in endpoints)
+
+
+def _shape(topology: Topology) -> Shape:
+    return Shape.of(max(map(len, topology.groups)))
+
+
+def _connect(mesh: _engine.Mesh, endpoints: Sequence[bytes], shape: Shape | None) -> None:
+    """Looks who shares memory with this rank, once everyone's words are authentic and before it confirms."""
+    slot_bytes = (shape or _shape(_topology(endpoints))).slot_bytes
+    mesh.connect([endpoint[: -network.HOST_BYTES] for endpoint in endpoints], slot_bytes)
 
 
 def _mesh(exchange: Exchange, shape: Shape) -> _engine.Mesh:

@@ -34,9 +34,9 @@ class Shape:
             raise ValueError("a lane must be deeper than a wave, which has at least one chunk: else rings deadlock")
 
     @classmethod
-    def of(cls, size: int) -> Shape:
-        """The shape of a group of ``size`` ranks on one host."""
-        return cls(tuner.default_chunk(size), tuner.DEPTH, tuner.WAVE)
+    def of(cls, ranks: int) -> Shape:
+        """The shape of a group with ``ranks`` ranks on its fullest host. None has larger slots than that of 1."""
+        return cls(tuner.default_chunk(ranks), tuner.DEPTH, tuner.WAVE)
 
     @property
     def hash(self) -> bytes:

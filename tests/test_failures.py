@@ -467,7 +467,7 @@ def join(rank):
     try:
         Communicator.create(securecoll.DirectoryExchange(sys.argv[1], rank=rank, size=2), sys.argv[2], timeout=5)
     except securecoll.SecureCollError as e:
-        print(type(e).__name__, e)
+        sys.stdout.write(f"{type(e).__name__} {e}\\n")  # in one piece, beside the other thread's
 ranks = [threading.Thread(target=join, args=(rank,)) for rank in range(2)]
 for rank in ranks: rank.start()
 for rank in ranks: rank.join()

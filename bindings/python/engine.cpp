@@ -587,7 +587,7 @@ void bind_engine(nb::module_& m) {
           "What peers need to reach this rank: goes into the authenticated handshake.")
       .def(
           "connect",
-          [](PyMesh& m, const nb::list& endpoints) {
+          [](PyMesh& m, const nb::list& endpoints, uint32_t slot_bytes) {
             std::vector<std::string> texts;
             for (nb::handle h : endpoints) {
               const auto b = nb::cast<nb::bytes>(h);
@@ -595,9 +595,10 @@ void bind_engine(nb::module_& m) {
             }
             Mesh& mesh = m.get();
             nb::gil_scoped_release free;
-            mesh.connect(texts);
+            mesh.connect(texts, slot_bytes);
           },
-          nb::arg("endpoints"), "Before this rank confirms: looks which peers share memory with it.")
+          nb::arg("endpoints"), nb::arg("slot_bytes"),
+          "Before this rank confirms: looks which peers share memory with it.")
       .def(
           "agree",
           [](PyMesh& m, const nb::list& conn_tx, const nb::list& conn_rx, std::vector<uint32_t> hosts) {

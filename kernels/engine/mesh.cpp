@@ -49,7 +49,6 @@ LaneShapes lane_shapes(const SegmentShape& shape) {
 Mesh::Mesh(uint32_t rank, SegmentShape shape, bool shared, const std::vector<Address>& addresses)
     : rank_(rank),
       shape_(shape),
-      lane_shapes_(lane_shapes(shape)),
       shared_(shape.size, 0),
       why_not_(shape.size),
       listening_(shape.size),
@@ -80,7 +79,10 @@ std::string Mesh::endpoint() const {
   return std::string(reinterpret_cast<char*>(e), sizeof e);
 }
 
-void Mesh::connect(const std::vector<std::string>& endpoints) {
+void Mesh::connect(const std::vector<std::string>& endpoints, uint32_t slot_bytes) {
+  if (!slot_bytes || slot_bytes % 64 || slot_bytes > shape_.slot_bytes)
+    throw EngineError(ErrorKind::config, "rank " + std::to_string(rank_) + ": a slot cannot hold " +
+                                             std::to_string(slot_bytes) + " bytes");
   if (endpoints.size() != shape_.size)
     throw EngineError(ErrorKind::handshake, "rank " + std::to_string(rank_) + ": wrong number of endpoints");
   for (uint32_t peer = 0; peer < shape_.size; peer++) {
@@ -102,7 +104,9 @@ void Mesh::connect(const std::vector<std::string>& endpoints) {
       segment_->map(peer, e + 16, why_not_[peer]);
     listening_[peer] = decode_addresses(e + 16 + Segment::kEndpointBytes);
   }
-  if (segment_) segment_->allocate_lanes();
+  shape_.slot_bytes = slot_bytes;
+  lane_shapes_ = lane_shapes(shape_);
+  if (segment_) segment_->allocate_lanes(slot_bytes);
 }
 
 void Mesh::agree(std::vector<Secret> conn_tx, std::vector<Secret> conn_rx, std::vector<uint32_t> hosts) {

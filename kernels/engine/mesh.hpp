@@ -25,7 +25,7 @@ class Mesh {
   // What a rank announces, inside the authenticated handshake.
   static constexpr size_t kEndpointBytes = 16 + Segment::kEndpointBytes + kAddressesBytes;
 
-  // `shared`: whether shared memory is used at all. `addresses`: where to listen, none for shared memory alone. Throws
+  // `shape`: with the most that a slot may hold. `shared`: whether shared memory is used at all. `addresses`: where to listen, none for shared memory alone. Throws
   // EngineError: config.
   Mesh(uint32_t rank, SegmentShape shape, bool shared, const std::vector<Address>& addresses);
   ~Mesh();
@@ -36,7 +36,8 @@ class Mesh {
   // once all have confirmed, settles which do, and takes over the roots "conn" of each pair, by peer; meets its
   // neighbours among the others. All further sockets are made when a lane's end first needs one.
   std::string endpoint() const;
-  void connect(const std::vector<std::string>& endpoints);
+  // `slot_bytes`: what a slot holds; the same on all ranks.
+  void connect(const std::vector<std::string>& endpoints, uint32_t slot_bytes);
   // `hosts`: a number for each rank's host, by the ranks' own authenticated word; ranks of one may share memory, and
   // the lane to all reaches them alone.
   void agree(std::vector<Secret> conn_tx, std::vector<Secret> conn_rx, std::vector<uint32_t> hosts);
@@ -126,8 +127,8 @@ class Mesh {
   std::string who(uint32_t peer) const;
 
   const uint32_t rank_;
-  const SegmentShape shape_;
-  const LaneShapes lane_shapes_;
+  SegmentShape shape_;
+  LaneShapes lane_shapes_{};
   std::unique_ptr<Segment> segment_;
   std::vector<uint32_t> hosts_;  // by rank
   std::vector<uint8_t> shared_;  // by rank

@@ -86,7 +86,11 @@ uint64_t SegmentShape::slots_at() const {
   return (control_at() + size * control_lane_bytes() + kPage - 1) / kPage * kPage;
 }
 Segment::Segment(uint32_t rank, SegmentShape shape)
-    : rank_(rank), shape_(shape), mappings_(shape.size), allocated_(2 * size_t{shape.size}, 0) {
+    : rank_(rank),
+      shape_(shape),
+      file_bytes_(shape.bytes()),
+      mappings_(shape.size),
+      allocated_(2 * size_t{shape.size}, 0) {
   static const bool swept = (remove_left_overs(), true);
   (void)swept;
   fill_random(challenge_, sizeof challenge_);
@@ -106,7 +110,7 @@ Segment::Segment(uint32_t rank, SegmentShape shape)
   int failed = fcntl(own.fd, F_SETLK, &lock) != 0 ? errno : 0;
   // Allocated before it is used: a page that cannot be had later would be a SIGBUS in the middle of a collective.
   if (!failed) failed = posix_fallocate(own.fd, 0, static_cast<off_t>(shape_.control_at()));
-  if (!failed && ftruncate(own.fd, static_cast<off_t>(shape_.bytes())) != 0) failed = errno;
+  if (!failed && ftruncate(own.fd, static_cast<off_t>(file_bytes_)) != 0) failed = errno;
   void* at = failed ? MAP_FAILED : map_file(own.fd, PROT_READ | PROT_WRITE);
   if (at == MAP_FAILED) {
     if (!failed) failed = errno;
@@ -116,7 +120,7 @@ Segment::Segment(uint32_t rank, SegmentShape shape)
   }
   own.base = static_cast<uint8_t*>(at);
   own.same_process = true;
-  madvise(at, shape_.bytes(), MADV_DONTFORK);
+  madvise(at, file_bytes_, MADV_DONTFORK);
   std::memcpy(own.base, challenge_, sizeof challenge_);
 }
 
@@ -126,13 +130,13 @@ Segment::~Segment() {
 }
 
 void* Segment::map_file(int fd, int protection) const {
-  void* at = mmap(nullptr, shape_.bytes(), protection, MAP_SHARED, fd, 0);
+  void* at = mmap(nullptr, file_bytes_, protection, MAP_SHARED, fd, 0);
   if (at == MAP_FAILED) return at;
   // Not the rest: reading a page of shared memory that is not there makes it.
   if (mmap(at, shape_.control_at(), protection, MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd, 0) != MAP_FAILED)
     return at;
   const int failed = errno;
-  munmap(at, shape_.bytes());
+  munmap(at, file_bytes_);
   errno = failed;
   return MAP_FAILED;
 }
@@ -148,7 +152,8 @@ void Segment::too_small(const std::string& path, uint64_t bytes, int failed) con
                                            "remount,size=, or set SECURECOLL_TRANSPORT=tcp");
 }
 
-void Segment::allocate_lanes() {
+void Segment::allocate_lanes(uint32_t slot_bytes) {
+  shape_.slot_bytes = slot_bytes;
   if (mapped() == 1) return;
   const int fd = mappings_[rank_].fd;
   const auto take = [&](uint64_t at, uint64_t bytes) {
@@ -195,7 +200,7 @@ void Segment::allocate(uint64_t lane) {
 }
 
 void Segment::release(Mapping& m) noexcept {
-  if (m.base) munmap(m.base, shape_.bytes());
+  if (m.base) munmap(m.base, file_bytes_);
   if (m.fd >= 0) {
     forget_in_children(m.fd);
     close(m.fd);
@@ -235,12 +240,12 @@ bool Segment::map(uint32_t peer, const uint8_t endpoint[kEndpointBytes], std::st
   if (m.fd < 0) return refuse("cannot be opened here: " + reason());
   close_in_children(m.fd);
   struct stat s;
-  if (fstat(m.fd, &s) != 0 || !S_ISREG(s.st_mode) || s.st_size != static_cast<off_t>(shape_.bytes()))
+  if (fstat(m.fd, &s) != 0 || !S_ISREG(s.st_mode) || s.st_size != static_cast<off_t>(file_bytes_))
     return refuse("has the wrong size");
   void* at = map_file(m.fd, PROT_READ);
   if (at == MAP_FAILED) return refuse("cannot be mapped: " + reason());
   m.base = static_cast<uint8_t*>(at);
-  madvise(at, shape_.bytes(), MADV_DONTFORK);
+  madvise(at, file_bytes_, MADV_DONTFORK);
   // Proves that this is the segment that the peer made, not one of the same name in another mount namespace.
   if (std::memcmp(m.base, endpoint + 16, kChallengeBytes) != 0) return refuse("is not the one that it made");
   std::memcpy(greeting(rank_, peer), endpoint + 16, kChallengeBytes);

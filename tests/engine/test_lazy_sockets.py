@@ -9,6 +9,7 @@ import socket
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -262,3 +263,20 @@ def test_f2_a_stopped_rank_that_nobody_connected_to_ends_at_the_deadline(tmp_pat
         ranks.kill(FAR[1])
         text = ranks.finish()[FAR[0]].value
     assert "timeout of 2 s" in text and f"no connection to rank {FAR[1]}: " in text
+
+
+def _records_of_a_long_message(comm: Communicator) -> int:
+    data = np.zeros(640 << 10, np.uint8)
+    if comm.rank == 0:
+        comm.send(data, 1)
+    if comm.rank == 1:
+        comm.recv(data, 0)
+    return comm.stats().records_sealed
+
+
+@pytest.mark.parametrize(("prepare", "slot_bytes"), [(relays.sockets_only, 64 << 10), (None, 32 << 10)])
+def test_slots_are_sized_for_the_fullest_host(tmp_path: Path, prepare: Any, slot_bytes: int) -> None:
+    """Twelve hosts of one rank have the slots of one rank, and one host of twelve has those of twelve."""
+    options = {} if prepare is None else {"prepare": prepare}
+    sealed = run(12, tmp_path, _records_of_a_long_message, **options)
+    assert sealed[0] == 1 + (640 << 10) // slot_bytes  # and its envelope
