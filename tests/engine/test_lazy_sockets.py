@@ -140,9 +140,9 @@ def _wait_for_the_dead(comm: Communicator, gate: str, survives: bool) -> str:
     low, high = FAR
     if comm.rank == high:
         if survives:
-            heirs = [s.fileno() for s in _listeners()]
+            heirs = _listeners()
             assert heirs
-            subprocess.Popen(["sleep", "6"], pass_fds=heirs)
+            subprocess.Popen(["sleep", "6"], pass_fds=[heir.fileno() for heir in heirs])
         Path(f"{gate}-{comm.rank}").touch()
         time.sleep(30)
     Path(f"{gate}-{comm.rank}").touch()

@@ -14,6 +14,8 @@ COLLECTIVES = "tests/cuda/test_collectives.py"
 MEETING = "kernels/engine/meeting.cpp"
 LINK = "kernels/engine/link.cpp"
 SOCKETS = "tests/engine/test_sockets.py"
+LAZY = "tests/engine/test_lazy_sockets.py"
+COMMUNICATOR = "kernels/engine/communicator.cpp"
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ MUTANTS = [
     ),
     Mutant(
         "nobody looks after an operation that was handed over",
-        "kernels/engine/communicator.cpp",
+        COMMUNICATOR,
         "if (!r.blocking || r.place) pool::add(shared_from_this());",
         "if (!r.blocking) pool::add(shared_from_this());",
         (ORDER, "-k", "leaves_it"),
@@ -174,5 +176,33 @@ MUTANTS = [
         "if (bytes || !more || more > out.sent - out.returned) return false;",
         "if (bytes || !more) return false;",
         (SOCKETS, "-k", "hostile"),
+    ),
+    Mutant(
+        "two that connect to each other at once take a socket each",
+        MEETING,
+        "if (peer->rank < rank_ && (peer->met || peer->stage == Peer::Stage::answered)) return Step::failed;",
+        "",
+        (LAZY, "-k", "at_once"),
+    ),
+    Mutant(
+        "a death is not told on",
+        COMMUNICATOR,
+        "control_[p]->send(lost);",
+        "(void)lost;",
+        (LAZY, "-k", "nobody and answers"),
+    ),
+    Mutant(
+        "a failure is not told on",
+        COMMUNICATOR,
+        "      control_[p]->send(about(ControlKind::notice, error_.kind, p, failed_sequence_));\n  }",
+        "      (void)p;\n  }",
+        (LAZY, "-k", "an_abort"),
+    ),
+    Mutant(
+        "a failure that is told on is told as one's own",
+        COMMUNICATOR,
+        "return message.origin < options_.size ? message.origin : peer;",
+        "return peer;",
+        (LAZY, "-k", "an_abort"),
     ),
 ]
