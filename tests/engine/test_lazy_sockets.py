@@ -81,14 +81,21 @@ def test_every_collective_gives_the_same_bits_as_in_shared_memory(tmp_path: Path
     assert results["tcp"] == results["shm"]
 
 
-def _all_pairs_at_once(comm: Communicator) -> int:
-    """Everyone turns to everyone at the same time, so that many pairs connect from both ends."""
+def _all_pairs_at_once(comm: Communicator, patience: float) -> int:
+    """Everyone turns to everyone, the higher rank of a pair when the lower one's patience with it ends."""
     others = [peer for peer in range(comm.size) if peer != comm.rank]
     mine = np.arange(20.0) + 100 * comm.rank
     theirs = {peer: np.zeros(20) for peer in others}
+    works = []
+
+    def turn_to(peers: list[int]) -> None:
+        works.extend(comm.recv(theirs[peer], peer, async_op=True) for peer in peers)
+        works.extend(comm.send(mine, peer, async_op=True) for peer in peers)
+
     time.sleep(0.3 - time.time() % 0.3)
-    works = [comm.recv(theirs[peer], peer, async_op=True) for peer in others]
-    works += [comm.send(mine, peer, async_op=True) for peer in others]
+    turn_to([peer for peer in others if peer > comm.rank])
+    time.sleep(patience)
+    turn_to([peer for peer in others if peer < comm.rank])
     for work in works:
         work.wait()
     assert all((theirs[peer] == np.arange(20.0) + 100 * peer).all() for peer in others)
@@ -96,9 +103,10 @@ def _all_pairs_at_once(comm: Communicator) -> int:
     return len(others)
 
 
-@pytest.mark.parametrize("round", range(4))
-def test_ranks_that_connect_to_each_other_at_once_have_one_socket(tmp_path: Path, round: int) -> None:
-    assert run(7, tmp_path, _all_pairs_at_once, shape=SMALL, prepare=relays.sockets_only) == [6] * 7
+@pytest.mark.parametrize("milliseconds", [0, 18, 19, 20, 21, 22])
+def test_ranks_that_connect_to_each_other_at_once_have_one_socket(tmp_path: Path, milliseconds: int) -> None:
+    results = run(8, tmp_path, _all_pairs_at_once, milliseconds / 1e3, shape=SMALL, prepare=relays.sockets_only)
+    assert results == [7] * 8
     assert not left_behind()
 
 
