@@ -45,7 +45,7 @@ def load(path: str | os.PathLike[str]) -> Rates:
         raise ConfigError(f"the file of rates {os.fspath(path)!r} has more than {_MOST_BYTES} bytes")
     try:
         return parse(data.decode())
-    except ValueError as e:  # also of JSON, and of UTF-8
+    except (ValueError, RecursionError) as e:  # also JSON that is none, or nested, and text that is no UTF-8
         raise ConfigError(f"the file of rates {os.fspath(path)!r} is not one: {e}") from None
 
 
