@@ -11,10 +11,10 @@ from __future__ import annotations
 import socket
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from securecoll import _engine
 from securecoll.codes import DType, ReduceOp
@@ -27,6 +27,8 @@ from securecoll.shape import cores
 if TYPE_CHECKING:
     from securecoll.communicator import Communicator
 
+_T = TypeVar("_T")
+
 _PIECE = 64 << 10
 _LOCAL_SECONDS = 0.01
 """For each of a rank's own rates."""
@@ -34,7 +36,7 @@ _HOPS = 12
 _FIRST_HOPS = 3
 _FIRST_BYTES = 256 << 10
 _MOST_BYTES = 32 << 20
-_LINK_SECONDS = 0.06
+_LINK_SECONDS = 0.05
 _TURNS = 3
 """Of long messages, and of the cipher; the fastest counts, since what else a machine does is not theirs."""
 
@@ -101,7 +103,8 @@ class _Calibration:
             first = self._agree(replace(found, hop=hop, link=min(self._shifts(_FIRST_BYTES, 2)) / _FIRST_BYTES))
             # The same on all ranks, as they agree on what the first bytes took.
             nbytes = min(max(_FIRST_BYTES, int(_LINK_SECONDS / first.link)), _MOST_BYTES) // _PIECE * _PIECE
-            link = min(self._shifts(nbytes, _TURNS)) / nbytes / self._streams
+            # The first turn also fills what the network lends to bursts.
+            link = min(self._shifts(nbytes, 1 + _TURNS)[1:]) / nbytes / self._streams
             found = self._agree(replace(first, link=link))
         return found.rates()
 
@@ -173,18 +176,28 @@ def _local() -> _Costs:
 
 def _seconds(work: Callable[[], object]) -> float:
     """The fastest of several turns of a call."""
-    best, deadline = float("inf"), time.perf_counter() + _LOCAL_SECONDS
-    while (began := time.perf_counter()) < deadline:
+
+    def turn() -> float:
+        began = time.perf_counter()
         for _ in range(4):
             work()
-        best = min(best, (time.perf_counter() - began) / 4)
-    return best
+        return (time.perf_counter() - began) / 4
+
+    return min(_turns(turn))
+
+
+def _turns(turn: Callable[[], _T]) -> Iterator[_T]:
+    """Of what a few turns measure, and as many more as there is time for."""
+    deadline = time.perf_counter() + _LOCAL_SECONDS
+    taken = 0
+    while taken < _TURNS or time.perf_counter() < deadline:
+        yield turn()
+        taken += 1
 
 
 def _socket() -> float:
     """Seconds in which a core moves a piece into a TCP socket, or out of it, whichever takes longer."""
     piece, room = bytes(_PIECE), bytearray(_PIECE)
-    into, out_of = float("inf"), float("inf")
     try:
         with socket.socket() as listener, socket.socket() as sender:
             for end, option in ((listener, socket.SO_RCVBUF), (sender, socket.SO_SNDBUF)):
@@ -194,17 +207,19 @@ def _socket() -> float:
             sender.settimeout(1.0)
             sender.connect(listener.getsockname())
             receiver, _ = listener.accept()
-            deadline = time.perf_counter() + _LOCAL_SECONDS
+
+            def turn() -> tuple[float, float]:
+                began = time.perf_counter()
+                sender.sendall(piece)
+                between = time.perf_counter()
+                taken = 0
+                while taken < _PIECE:
+                    taken += receiver.recv_into(memoryview(room)[taken:])
+                return between - began, time.perf_counter() - between
+
             with receiver:
                 receiver.settimeout(1.0)
-                while (began := time.perf_counter()) < deadline:
-                    sender.sendall(piece)
-                    between = time.perf_counter()
-                    taken = 0
-                    while taken < _PIECE:
-                        taken += receiver.recv_into(memoryview(room)[taken:])
-                    into = min(into, between - began)
-                    out_of = min(out_of, time.perf_counter() - between)
+                into, out_of = (min(seconds) for seconds in zip(*_turns(turn), strict=True))
     except OSError:  # no loopback here
         return _PIECE / HOST.network.socket
     return max(into, out_of)

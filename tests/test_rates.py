@@ -154,6 +154,8 @@ def test_what_is_measured_is_the_same_on_all_ranks(tmp_path: Path, placement: tu
     assert len({spelled for _, spelled in found}) == 1
     measured = found[0][0]
     assert 1 <= measured.cores <= len(os.sched_getaffinity(0))
+    # Something, and nothing that no core does.
+    assert all(1e7 < getattr(measured, name) < 1e12 for name in ("seal", "open", "reduce", "copy"))
     assert all(getattr(measured, name) != getattr(HOST, name) for name in ("seal", "open", "reduce", "copy"))
     across = max(placement) > 0
     assert (measured.network.link != HOST.network.link) == across
@@ -167,7 +169,7 @@ def _rates(comm: Communicator) -> Rates:
 def test_a_shaped_link_is_measured(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("network namespaces need root")
-    placement, rate = (0, 1, 0, 1), 50e6
+    placement, rate = (0, 1, 0, 1), 20e6
     try:
         with lab(2) as hosts:
             for number in (0, 1):
@@ -177,8 +179,8 @@ def test_a_shaped_link_is_measured(tmp_path: Path) -> None:
     except Unable as e:
         pytest.skip(str(e))
     link = found[0].network.link
-    # Both ranks of a host together, each way; a busy machine makes it less.
-    assert rate / 4 < link < 1.1 * rate
+    # Both ranks of a host together, each way. A busy machine makes it less, a burst more.
+    assert rate / 5 < link < 1.5 * rate
 
 
 def test_ranks_of_which_one_measures_do_not_join(tmp_path: Path) -> None:
