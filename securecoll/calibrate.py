@@ -222,4 +222,4 @@ def _socket() -> float:
                 into, out_of = (min(seconds) for seconds in zip(*_turns(turn), strict=True))
     except OSError:  # no loopback here
         return _PIECE / HOST.network.socket
-    return max(into, out_of)
+    return max(float(into), float(out_of))
