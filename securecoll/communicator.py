@@ -718,7 +718,7 @@ class _Planner:
             nbytes,
             counts=None if pairwise else sizes,
             max_chunk=self._shape.slot_bytes,
-            wave=self._shape.wave,
+            wave=self._shape.wave * tuner.stretch(self._topology),
             algorithm=_ALGORITHMS[algorithm] or None,
             rates=self.rates,
             topology=self._topology,
@@ -777,7 +777,7 @@ def _choices(size: int, shape: Shape, topology: Topology, rates: Rates) -> str:
             size,
             nbytes,
             max_chunk=shape.slot_bytes,
-            wave=shape.wave,
+            wave=shape.wave * tuner.stretch(topology),
             rates=rates,
             topology=topology,
         ).algorithm

@@ -38,6 +38,9 @@ DEPTH = 16
 WAVE = 8
 """Chunks in a wave: half a lane's slots, so that a wave is read while the next one is written."""
 
+DEEPER = 4
+"""How many times as deep lanes over sockets are (kernels/engine/mesh.cpp)."""
+
 _LARGEST_CHUNK = 64 << 10
 _SMALLEST_CHUNK = 4 << 10
 _CHUNKS_OF_ALL = 512 << 10
@@ -66,6 +69,15 @@ def default_chunk(size: int) -> int:
     """
     share = max(1, _CHUNKS_OF_ALL // size)
     return max(_SMALLEST_CHUNK, min(_LARGEST_CHUNK, 1 << (share.bit_length() - 1)))
+
+
+def stretch(topology: Topology) -> int:
+    """How many times as long waves are: as lanes are deeper, where every lane is a socket.
+
+    A rank may be a wave ahead of the peer whose records it waits for. So longer waves keep a link busy that has more
+    under way, and hide more of what makes ranks uneven.
+    """
+    return DEEPER if len(topology.groups) == len(topology) > 1 else 1
 
 
 @lru_cache(maxsize=4096)
