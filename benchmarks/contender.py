@@ -1,4 +1,4 @@
-"""One rank of one contender of peers.py, which starts it and tells it over a socket what to run.
+"""One rank of one contender of peers.py or hosts.py, which starts it and tells it over a socket what to run.
 
 The buffers, inputs and checks are the same for all (harness/). Each library is called as its users call it, with its
 default settings: torch in place where it only has that, MPI from one buffer into another.
@@ -73,6 +73,7 @@ class SecureColl(Contender):
         self.rank, self.size = options.rank, options.size
         exchange = DirectoryExchange(options.meet, options.rank, options.size)
         self._communicator = securecoll.init(exchange=exchange, timeout=60.0)
+        self._algorithm = options.algorithm
 
     def version(self) -> str:
         import securecoll
@@ -85,7 +86,7 @@ class SecureColl(Contender):
     def bind(self, collective: Collective, send: Array, recv: Array) -> Callable[[], object]:
         c = self._communicator
         return {
-            ALL_REDUCE: lambda: c.all_reduce(send),
+            ALL_REDUCE: lambda: c.all_reduce(send, algorithm=self._algorithm),
             ALL_GATHER: lambda: c.all_gather(send, recv),
             REDUCE_SCATTER: lambda: c.reduce_scatter(send, recv),
             BROADCAST: lambda: c.broadcast(send, root=0),
@@ -260,12 +261,13 @@ def preload(name: str) -> None:
 
 def main() -> None:
     """Serves commands until the driver hangs up or says quit."""
-    parser = argparse.ArgumentParser(description="Started by peers.py.")
+    parser = argparse.ArgumentParser(description="Started by peers.py and hosts.py.")
     parser.add_argument("contender")
     parser.add_argument("--control", type=Path, required=True, help="the driver's socket")
     parser.add_argument("--meet", type=Path, required=True, help="an empty folder where the ranks find each other")
     parser.add_argument("--rank", type=int, default=-1)
     parser.add_argument("--size", type=int, default=-1)
+    parser.add_argument("--algorithm", help="securecoll: of all_reduce, in place of the tuner's choice")
     options = parser.parse_args()
     channel = Channel.connect(options.control)
     preload(options.contender)

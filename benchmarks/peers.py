@@ -338,20 +338,22 @@ def verdicts_over_tcp(rows: Sequence[Row], aead: object, memory: object, ranks: 
     for size, least in ((LARGE, 1.0), (8, 2.0)) if ranks == 2 else ():
         row = found.get(("all_reduce", size))
         ratio = row.ratio(["gloo"], "securecoll_torch") if row else None
-        what = f"all_reduce {_size(size)} over TCP, gloo's time over ours, both through torch"
+        what = f"all_reduce {sized(size)} over TCP, gloo's time over ours, both through torch"
         text = None if ratio is None else f"{ratio:.2f}x"
         result.append(Verdict(what, f"at least {least:g}x", text, ratio is not None and ratio >= least))
     return result
 
 
-def _size(nbytes: int) -> str:
+def sized(nbytes: int) -> str:
+    """A number of bytes, readably."""
     for unit, scale in (("GiB", 1 << 30), ("MiB", MIB), ("KiB", 1 << 10)):
         if nbytes >= scale:
             return f"{nbytes / scale:g} {unit}" if nbytes % scale == 0 else f"{nbytes / scale:.1f} {unit}"
     return f"{nbytes} B"
 
 
-def _time(microseconds: float | None) -> str:
+def timed(microseconds: float | None) -> str:
+    """A time, readably; a dash for none."""
     if microseconds is None:
         return "-"
     return f"{microseconds:.1f} µs" if microseconds < 1000 else f"{microseconds / 1000:.2f} ms"
@@ -371,11 +373,11 @@ def times_table(rows: Sequence[Row], names: Sequence[str], ranks: int, transport
     for row in rows:
         table.add_row(
             row.op,
-            _size(row.bytes),
-            *(_time(row.median_us.get(name)) for name in names),
+            sized(row.bytes),
+            *(timed(row.median_us.get(name)) for name in names),
             _times(row.ratio(["gloo"], "securecoll_torch")),
             _times(row.ratio(["mpich", "openmpi"], "securecoll")),
-            _time(row.floor_us),
+            timed(row.floor_us),
             "-" if row.fraction is None else f"{row.fraction:.2f}",
         )
     return table
@@ -493,7 +495,7 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         task = progress.add_task("starting", total=len(steps))
         groups = start(kinds, options, Path(folder), stack)
         for op, size in steps:
-            progress.update(task, description=f"{op} {_size(size)}", refresh=True)
+            progress.update(task, description=f"{op} {sized(size)}", refresh=True)
             rows.append(measure(groups, op, size, options, sampler))
             progress.advance(task)
         for group in groups:

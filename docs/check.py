@@ -98,7 +98,7 @@ def connections() -> str:
     rows = []
     for hosts, each in ((8, 1), (64, 8), (512, 8), (4096, 1)):
         topology, ranks = Topology.even(hosts, each), hosts * each
-        shape = Shape.of(ranks)
+        shape = Shape.of(each)
         first = max(len(overlay(topology, rank)) for rank in range(ranks))
         most = max(len(sockets(topology, rank)) for rank in range(ranks))
         taken = (

@@ -15,11 +15,13 @@ from struct import pack
 from types import TracebackType
 from typing import Any, Literal, overload
 
-from securecoll import _engine, config, cuda, handshake, network, plan
+from securecoll import _engine, calibrate, config, cuda, handshake, plan, rates
+from securecoll import network as networks
 from securecoll.codes import Collective, DType, ReduceOp
 from securecoll.errors import ConfigError, HandshakeError
 from securecoll.identity import KeyFile, KeySource, Policy
 from securecoll.plan import tuner
+from securecoll.plan.cost import Rates
 from securecoll.plan.topology import Topology
 from securecoll.rendezvous import Exchange, MPIExchange
 from securecoll.shape import Shape, cores
@@ -92,6 +94,7 @@ class Communicator:
         members: tuple[int, ...],
         device: cuda.Device | None,
         child: _engine.Secret | None,
+        planner: _Planner,
     ) -> None:
         """For :meth:`create`."""
         self._engine = engine
@@ -100,6 +103,7 @@ class Communicator:
         self._child = child
         self._rank, self._size = session.rank, session.size
         self._members = members
+        self._planner = planner
         self._forgotten = False
         _open.add(self)
 
@@ -116,6 +120,7 @@ class Communicator:
         kernels: str | None = None,
         device: cuda.Device | None = None,
         parent: Communicator | None = None,
+        network: Rates | str | os.PathLike[str] | None = None,
     ) -> Communicator:
         """Joins a group; every member calls this.
 
@@ -130,6 +135,9 @@ class Communicator:
             device: Where arrays in device memory lie; None: the GPU that the first such array names.
             parent: A communicator that all members belong to. They prove to each other that they do, in place of a
                 key: so the new group is theirs in this very session, and no other holder of the key can join it.
+            network: What plans are chosen by, the same on all ranks: rates, the path of a file of them, or
+                ``"measure"``: the ranks measure them when they have joined, for less than a second. None: the
+                parent's, or where there is none the environment's, or the package's own.
 
         Raises:
             ConfigError: for bad arguments or keys, or where shared memory is too small.
@@ -145,11 +153,17 @@ class Communicator:
         if len(group) != size:
             raise ConfigError(f"rank {rank}: {len(group)} members are named for a group of {size}")
         most = shape or Shape.of(1)
+        deadline = time.monotonic() + timeout
+        try:
+            by = _rates(network, settings, parent)
+        except BaseException:
+            if exchange is not None:
+                handshake.give_up(exchange, deadline)
+            raise
         job_id = (job or settings.job).encode()
         policy = Policy()
         if parent is not None:
             parent._check_child(group, key)
-        deadline = time.monotonic() + timeout
         parent_id = bytes(32) if parent is None else parent.session_id
         with _uses_lock:
             use = _uses.get((job_id, parent_id, group), 0)
@@ -158,7 +172,7 @@ class Communicator:
             ranks=group,
             channels=1,
             max_chunk=most.slot_bytes,
-            plan_table_hash=most.hash,
+            plan_table_hash=rates.table_hash(most.hash, by),
             job_id=job_id,
             use=use,
             parent=parent_id,
@@ -178,13 +192,14 @@ class Communicator:
                 policy,
                 psk,
                 exchange if exchange is not None else _Alone(),
-                b"" if mesh is None else mesh.endpoint() + network.host(settings.transport != "tcp"),
+                b"" if mesh is None else mesh.endpoint() + networks.host(settings.transport != "tcp"),
                 lambda endpoints: None if mesh is None else _connect(mesh, endpoints, shape),
                 deadline,
             )
             topology = _topology(session.endpoints)
             shape = shape or _shape(topology)
             transports = "nobody else" if mesh is None else _meet(mesh, session, topology, deadline)
+            planner = _Planner(rank, size, shape, topology, by or tuner.HOST)
             engine = _engine.Communicator(
                 rank,
                 size,
@@ -200,7 +215,7 @@ class Communicator:
                 session.control_tx,
                 session.control_rx,
                 session.sender,
-                _Planner(rank, size, shape, topology),
+                planner,
                 cuda.source(device),
                 kernels,
             )
@@ -217,6 +232,9 @@ class Communicator:
             _uses[job_id, parent_id, group] = use + 1
         if settings.threads is not None:
             _engine.set_threads(settings.threads)
+        comm = cls(engine, session, group, device, child, planner)
+        if by is None:
+            planner.rates = comm._measured(topology)
         if log.isEnabledFor(logging.INFO):
             log.info(
                 "rank %d of %d joined: members %s on %d host%s, %s, %d-byte slots, lanes of %d, AEAD %s, "
@@ -230,9 +248,9 @@ class Communicator:
                 shape.slot_bytes,
                 shape.depth,
                 kernels or _engine.aead_names()[0],
-                _choices(size, shape, topology),
+                _choices(size, shape, topology, planner.rates),
             )
-        return cls(engine, session, group, device, child)
+        return comm
 
     @classmethod
     def from_mpi(
@@ -241,6 +259,8 @@ class Communicator:
         key: KeySource | str | os.PathLike[str] | None = None,
         timeout: float = DEFAULT_TIMEOUT,
         job: str = "",
+        *,
+        network: Rates | str | os.PathLike[str] | None = None,
     ) -> Communicator:
         """Joins the group of an mpi4py communicator, which serves to exchange the handshake and nothing else.
 
@@ -248,7 +268,7 @@ class Communicator:
         """
         exchange = MPIExchange(comm)
         try:
-            return cls.create(exchange if exchange.size > 1 else None, key, timeout, job)
+            return cls.create(exchange if exchange.size > 1 else None, key, timeout, job, network=network)
         finally:
             exchange.close()
 
@@ -271,6 +291,11 @@ class Communicator:
     def device(self) -> cuda.Device | None:
         """Where arrays in device memory lie, as given to :meth:`create`."""
         return self._device
+
+    @property
+    def rates(self) -> Rates:
+        """What plans are chosen by: equal on all ranks."""
+        return self._planner.rates
 
     @property
     def session_id(self) -> bytes:
@@ -545,6 +570,14 @@ class Communicator:
         if self._child is not None:
             self._child.erase()
 
+    def _measured(self, topology: Topology) -> Rates:
+        try:
+            return calibrate.measure(self, topology)
+        except BaseException:
+            self.abort(f"rank {self._rank} could not measure the network")
+            self.close()
+            raise
+
     def _check_child(self, members: tuple[int, ...], key: object) -> None:
         """Raises :class:`ConfigError` where no child of these members can be made."""
         if key is not None:
@@ -633,6 +666,7 @@ def init(
     size: int | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     job: str = "",
+    network: Rates | str | os.PathLike[str] | None = None,
 ) -> Communicator:
     """Joins a group and returns this rank's :class:`Communicator`. Arguments and errors as its ``create``.
 
@@ -644,7 +678,7 @@ def init(
             f"rank {rank} of {size} was asked for, and the exchange is rank {have[0]} of {have[1]}: "
             "pass an exchange of that rank and size"
         )
-    return Communicator.create(exchange, key, timeout, job)
+    return Communicator.create(exchange, key, timeout, job, network=network)
 
 
 @atexit.register
@@ -658,10 +692,12 @@ def _at_exit() -> None:
 
 
 class _Planner:
-    """Plans a call for the engine, which caches what it returns."""
+    """Plans a call for the engine, which caches what it returns. So ``rates`` stay as they are from the first plan on,
+    which the ranks make together."""
 
-    def __init__(self, rank: int, size: int, shape: Shape, topology: Topology) -> None:
+    def __init__(self, rank: int, size: int, shape: Shape, topology: Topology, rates: Rates) -> None:
         self._rank, self._size, self._shape, self._topology = rank, size, shape, topology
+        self.rates = rates
 
     def __call__(
         self,
@@ -687,8 +723,9 @@ class _Planner:
             nbytes,
             counts=None if pairwise else sizes,
             max_chunk=self._shape.slot_bytes,
-            wave=self._shape.wave,
+            wave=self._shape.wave * tuner.stretch(self._topology),
             algorithm=_ALGORITHMS[algorithm] or None,
+            rates=self.rates,
             topology=self._topology,
         )
         made = plan.plan(
@@ -721,7 +758,22 @@ class _Planner:
         return plan.encode(made), [one] * self._size, [one] * self._size
 
 
-def _choices(size: int, shape: Shape, topology: Topology) -> str:
+def _rates(
+    given: Rates | str | os.PathLike[str] | None, settings: config.Config, parent: Communicator | None
+) -> Rates | None:
+    """What the program asked for, else the parent's, else the environment's, else the package's. None: to be
+    measured."""
+    if given is None and parent is not None:
+        return parent.rates
+    given = settings.network if given is None else given
+    if given is None:
+        return tuner.HOST
+    if isinstance(given, Rates):
+        return rates.bounded(given)
+    return None if given == rates.MEASURE else rates.load(given)
+
+
+def _choices(size: int, shape: Shape, topology: Topology, rates: Rates) -> str:
     """What the tuner picks for an all_reduce, and from which size on."""
     told: list[tuple[str, int]] = []
     for nbytes in (1 << power for power in range(3, 31)):
@@ -730,7 +782,8 @@ def _choices(size: int, shape: Shape, topology: Topology) -> str:
             size,
             nbytes,
             max_chunk=shape.slot_bytes,
-            wave=shape.wave,
+            wave=shape.wave * tuner.stretch(topology),
+            rates=rates,
             topology=topology,
         ).algorithm
         if not told or told[-1][0] != name:
@@ -751,7 +804,7 @@ class _Alone:
 
 def _topology(endpoints: Sequence[bytes]) -> Topology:
     """Which ranks share a host, by their own words."""
-    return Topology.of(endpoint[-network.HOST_BYTES :] for endpoint in endpoints)
+    return Topology.of(endpoint[-networks.HOST_BYTES :] for endpoint in endpoints)
 
 
 def _shape(topology: Topology) -> Shape:
@@ -761,13 +814,13 @@ def _shape(topology: Topology) -> Shape:
 def _connect(mesh: _engine.Mesh, endpoints: Sequence[bytes], shape: Shape | None) -> None:
     """Looks who shares memory with this rank, once everyone's words are authentic and before it confirms."""
     slot_bytes = (shape or _shape(_topology(endpoints))).slot_bytes
-    mesh.connect([endpoint[: -network.HOST_BYTES] for endpoint in endpoints], slot_bytes)
+    mesh.connect([endpoint[: -networks.HOST_BYTES] for endpoint in endpoints], slot_bytes)
 
 
 def _mesh(exchange: Exchange, shape: Shape) -> _engine.Mesh:
     """This rank's end of what will connect it with its peers: its segment, and where it listens."""
     settings = config.current()
-    interface = network.choose(settings.ifname, getattr(exchange, "host", None))
+    interface = networks.choose(settings.ifname, getattr(exchange, "host", None))
     return _engine.Mesh(
         exchange.rank,
         exchange.size,

@@ -150,6 +150,14 @@ class Config:
         "auto or tcp",
         shown="auto",
     )
+    network: str | None = _knob(
+        None,
+        _path,
+        "What plans are chosen by, the same on all ranks: a file of rates, or the word measure, which has the ranks "
+        "measure them when they have joined.",
+        "path, or measure",
+        shown="the package's own rates",
+    )
     log: int = _knob(
         logging.WARNING,
         _level,

@@ -1,11 +1,11 @@
-"""The ``securecoll`` command: ``keygen``, ``doctor`` and ``plan``."""
+"""The ``securecoll`` command: ``keygen``, ``doctor``, ``plan`` and ``calibrate``."""
 
 from __future__ import annotations
 
 import click
 
 from securecoll import __version__
-from securecoll.cli import doctor, keygen, plan
+from securecoll.cli import calibrate, doctor, keygen, plan
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -17,3 +17,4 @@ def main() -> None:
 main.add_command(keygen.keygen)
 main.add_command(doctor.doctor)
 main.add_command(plan.plan)
+main.add_command(calibrate.calibrate)

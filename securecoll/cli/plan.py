@@ -96,9 +96,10 @@ def chunks_of(ranks: Sequence[Plan]) -> int:
 def prove(asked: Asked, nbytes: int) -> Shown:
     """Plans of a call, proven and priced."""
     proven_bytes, proven = asked.reduced(nbytes, MOST_PROVEN)
-    proof = check(proven, tuner.DEPTH)
+    depth = tuner.DEPTH * tuner.stretch(asked.topology)
+    proof = check(proven, depth)
     if proven_bytes == nbytes:
-        seconds = simulate(proven, tuner.HOST, tuner.DEPTH).seconds
+        seconds = simulate(proven, tuner.HOST, depth).seconds
     else:
         name, chunk, wave = asked.choice
         seconds = estimate(asked.collective, name, asked.topology, nbytes, chunk, wave, tuner.HOST)
@@ -270,7 +271,8 @@ def plan(
         nbytes = 0
     try:
         placed = Topology.of(each * hosts // ranks for each in range(ranks))
-        choice = tuner.choose(kind, ranks, nbytes, algorithm=algorithm, max_chunk=chunk, topology=placed)
+        wave = tuner.WAVE * tuner.stretch(placed)
+        choice = tuner.choose(kind, ranks, nbytes, algorithm=algorithm, max_chunk=chunk, wave=wave, topology=placed)
         if chunk is not None:
             choice = choice._replace(chunk=chunk)
         asked = Asked(kind, placed, choice, root)

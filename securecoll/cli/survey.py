@@ -94,10 +94,13 @@ def _sample(topology: Topology) -> tuple[int, ...]:
 def _row(fabric: Fabric, topology: Topology, kind: Collective, nbytes: int, algorithm: str | None) -> Row:
     size, rates = len(topology), _rates(fabric)
     moved = 0 if kind is Collective.BARRIER else nbytes
-    default = tuner.choose(kind, size, moved, rates=rates, topology=topology)
+    wave = tuner.WAVE * tuner.stretch(topology)
+    default = tuner.choose(kind, size, moved, wave=wave, rates=rates, topology=topology)
     name, chunk, wave = default
     if algorithm is not None and algorithm != name:
-        name, chunk, wave = tuner.choose(kind, size, moved, rates=rates, topology=topology, algorithm=algorithm)
+        name, chunk, wave = tuner.choose(
+            kind, size, moved, wave=wave, rates=rates, topology=topology, algorithm=algorithm
+        )
     ranks = _sample(topology)
     # The first rank leads its host and is the root: none has more sockets.
     made = plans.plan(
@@ -191,7 +194,8 @@ def curves(fabric: Fabric, collective: Collective, nbytes: int) -> dict[str, Cur
         topology = Topology.even(hosts, fabric.gpus)
         size, rates = len(topology), _rates(fabric)
         for name, (ranks, seconds) in found.items():
-            choice = tuner.choose(collective, size, nbytes, rates=rates, topology=topology, algorithm=name)
+            wave = tuner.WAVE * tuner.stretch(topology)
+            choice = tuner.choose(collective, size, nbytes, wave=wave, rates=rates, topology=topology, algorithm=name)
             ranks.append(size)
             seconds.append(estimate(collective, name, topology, nbytes, choice.chunk, choice.wave, rates))
     return found

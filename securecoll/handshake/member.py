@@ -327,7 +327,8 @@ class Member:
             raise HandshakeError(
                 f"{_name(other)} joined with other parameters than this rank ({self._rank}). Compare here and there: "
                 f"securecoll's version, policy, job {p.job_id.decode(errors='replace')!r}, ranks {_shown(p.ranks)}, "
-                f"epoch {p.epoch}, {p.channels} channels, chunks of {p.max_chunk} bytes"
+                f"epoch {p.epoch}, {p.channels} channels, chunks of {p.max_chunk} bytes, and the rates of "
+                "SECURECOLL_NETWORK"
             )
         _check_distinct("the nonce", [hello.nonce for hello in hellos])
         _check_distinct("the identity key", [hello.idkey for hello in hellos], ignored=_NO_IDKEY)

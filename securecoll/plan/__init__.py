@@ -20,7 +20,7 @@ from securecoll.plan.topology import Topology
 
 __all__ = ["ALGORITHMS", "MAX_RECORDS", "VERSION", "Plan", "Topology", "encode", "plan"]
 
-VERSION = 2
+VERSION = 3
 """Of the generators. Raise it with any change to what they generate: ranks with different versions must not meet."""
 
 MAX_RECORDS = 1 << 24

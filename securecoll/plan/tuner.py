@@ -17,7 +17,7 @@ from securecoll.plan import ALGORITHMS, serves
 from securecoll.plan.call import ALIGNMENT
 from securecoll.plan.cost import Rates
 from securecoll.plan.estimate import estimate
-from securecoll.plan.peers import is_small
+from securecoll.plan.peers import DEEPER, is_small
 from securecoll.plan.topology import Topology
 
 HOST = Rates(
@@ -66,6 +66,15 @@ def default_chunk(size: int) -> int:
     """
     share = max(1, _CHUNKS_OF_ALL // size)
     return max(_SMALLEST_CHUNK, min(_LARGEST_CHUNK, 1 << (share.bit_length() - 1)))
+
+
+def stretch(topology: Topology) -> int:
+    """How many times as long waves are: as lanes are deeper, where every lane is a socket.
+
+    A rank may be a wave ahead of the peer whose records it waits for. So longer waves keep a link busy that has more
+    under way, and hide more of what makes ranks uneven.
+    """
+    return DEEPER if len(topology.groups) == len(topology) > 1 else 1
 
 
 @lru_cache(maxsize=4096)

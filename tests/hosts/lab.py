@@ -18,15 +18,22 @@ from securecoll import network
 _NEW_MOUNTS, _NEW_NETWORK, _PRIVATE = 0x20000, 0x40000000, 0x44000
 _numbers = itertools.count()
 
+_BURST_BYTES = 256 << 10
+_QUEUE_SECONDS = 0.05
+
 
 class Unable(Exception):
     """This machine or user cannot make network namespaces."""
 
 
 def _ip(*words: str) -> None:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
+    _run("ip", *words)
+
+
+def _run(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Unable(f"ip {' '.join(words)}: {done.stderr.strip()}")
+        raise Unable(f"{' '.join(words)}: {done.stderr.strip()}")
 
 
 @dataclass(frozen=True)
@@ -43,6 +50,15 @@ class Lab:
     def cut(self, number: int) -> None:
         """Pulls a host's cable: nobody is told."""
         _ip("-n", f"{self.name}-hub", "link", "set", f"port{number}", "down")
+
+    def shape(self, number: int, bytes_per_second: float) -> None:
+        """Gives a host's cable a rate, each way, that counts Ethernet frames. Replaces an earlier one."""
+        # A burst has room for a segment that is not cut into frames yet, and for what a timer is late. The queue is
+        # longer than what one TCP connection has under way, so that the rate is all that it meets.
+        limit = max(_BURST_BYTES, int(bytes_per_second * _QUEUE_SECONDS))
+        words = f"root tbf rate {int(8 * bytes_per_second)}bit burst {_BURST_BYTES} limit {limit}".split()
+        _run("tc", "-n", self.host(number), "qdisc", "replace", "dev", "eth0", *words)
+        _run("tc", "-n", f"{self.name}-hub", "qdisc", "replace", "dev", f"port{number}", *words)
 
     def describe(self, folder: Path, placement: Sequence[int]) -> None:
         """For :func:`enter`: which rank runs on which host."""

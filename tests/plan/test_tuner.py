@@ -11,11 +11,13 @@ import pytest
 
 from securecoll.codes import Collective
 from securecoll.plan import ALGORITHMS, plan, serves
+from securecoll.plan.check import check
 from securecoll.plan.cost import Network
 from securecoll.plan.ir import records
+from securecoll.plan.peers import DEEPER
 from securecoll.plan.topology import Topology
-from securecoll.plan.tuner import DEPTH, HOST, WAVE, candidates, choose, default_chunk
-from tests.plan.cases import EVERY
+from securecoll.plan.tuner import DEPTH, HOST, WAVE, candidates, choose, default_chunk, stretch
+from tests.plan.cases import EVERY, group
 
 SIZES = [8, 1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 24, 1 << 28]
 
@@ -165,3 +167,22 @@ def test_every_choice_can_be_planned_however_uneven_hosts_are(wave: int) -> None
     lopsided = Topology((0, *[1] * 12))
     assert not serves(Collective.ALL_REDUCE, "hierarchical", lopsided, WAVE)
     assert choose(Collective.REDUCE_SCATTER, 13, 1 << 20, topology=lopsided).algorithm == "ring"
+
+
+def test_waves_are_longer_where_every_lane_is_a_deeper_one() -> None:
+    """As much longer as the engine makes lanes over sockets deeper; a lane in shared memory is not."""
+    for topology in (Topology.even(2, 1), Topology.even(7, 1)):
+        assert stretch(topology) == DEEPER
+    for topology in (Topology.single(1), Topology.single(4), Topology.even(2, 2), Topology((0, 1, 1))):
+        assert stretch(topology) == 1
+    for size in (2, 3, 5):
+        for name in ("hierarchical", "ring"):
+            ranks = group(
+                Collective.ALL_REDUCE,
+                name,
+                size,
+                (size * 3 * WAVE * DEEPER + 1) * 64,
+                wave=WAVE * DEEPER,
+                topology=Topology.even(size, 1),
+            )
+            check(ranks, DEPTH * DEEPER)
