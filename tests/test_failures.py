@@ -27,9 +27,11 @@ from securecoll import (
     ReduceOp,
     SecureCollError,
 )
-from tests.groups import SMALL, group, left_behind, run, segments
+from tests.groups import SMALL, configure, group, left_behind, run, segments, settings
 
 F32 = np.float32
+
+over_both = pytest.mark.usefixtures("transport")
 
 
 def _all_reduce(count: int, dtype: Any = F32, op: ReduceOp = ReduceOp.SUM) -> Callable[[Communicator], object]:
@@ -82,6 +84,7 @@ def _mismatch(comm: Communicator, name: str) -> tuple[str, str, str, str]:
         return *first, type(e).__name__, str(e)
 
 
+@over_both
 @pytest.mark.parametrize("name", MISMATCHES)
 def test_f1_mismatched_calls_name_both(tmp_path: Path, name: str) -> None:
     """Every rank raises within 2 seconds, and its message holds both calls; the communicator is poisoned.
@@ -117,6 +120,7 @@ def _killed(comm: Communicator, signum: int) -> tuple[str, str, bool, float]:
         return type(e).__name__, str(e), not x.any(), time.monotonic() - began
 
 
+@over_both
 @pytest.mark.parametrize("size", [2, 4])
 def test_f2_a_killed_peer_is_noticed_and_named(tmp_path: Path, size: int) -> None:
     with group(size, tmp_path, _killed, signal.SIGKILL) as ranks:
@@ -133,6 +137,7 @@ def test_f2_a_killed_peer_is_noticed_and_named(tmp_path: Path, size: int) -> Non
     assert not left_behind()
 
 
+@over_both
 def test_f2_a_stopped_peer_is_noticed_at_the_deadline(tmp_path: Path) -> None:
     with group(2, tmp_path, _killed, signal.SIGSTOP) as ranks:
         ranks.wait_joined()
@@ -156,7 +161,8 @@ def _late(comm: Communicator) -> tuple[str, float]:
         return type(e).__name__, time.monotonic() - began
 
 
-def test_timeouts_apply_at_their_own_limit(tmp_path: Path) -> None:
+@over_both
+def test_f3_timeouts_apply_at_their_own_limit(tmp_path: Path) -> None:
     waiting, late = run(2, tmp_path, _late)
     assert waiting[0] == "CollectiveTimeout" and 0.4 < waiting[1] < 1.0
     assert late[0] == "CollectiveTimeout" and late[1] < 0.5  # told at its call, not at its own deadline
@@ -176,6 +182,7 @@ def _wait_with_limit(comm: Communicator) -> None:
     assert (x == 2).all()
 
 
+@over_both
 def test_a_wait_that_ends_early_leaves_the_operation_going(tmp_path: Path) -> None:
     run(2, tmp_path, _wait_with_limit)
 
@@ -191,6 +198,7 @@ def _abort(comm: Communicator) -> tuple[str, str]:
     return "returned", ""
 
 
+@over_both
 def test_abort_ends_the_group(tmp_path: Path) -> None:
     peer, own = run(2, tmp_path, _abort)
     assert peer[0] == "PeerLostError" and "rank 1 reports an abort" in peer[1]
@@ -210,6 +218,7 @@ def _abort_from_thread(comm: Communicator) -> tuple[str, float]:
     return "raised", time.monotonic() - began
 
 
+@over_both
 def test_abort_from_another_thread_wakes_a_blocked_call(tmp_path: Path) -> None:
     waiting, _ = run(2, tmp_path, _abort_from_thread)
     assert waiting[0] == "raised" and waiting[1] < 0.8
@@ -225,6 +234,7 @@ def _left(comm: Communicator) -> str:
     return "raised"
 
 
+@over_both
 def test_a_peer_that_closed_is_named(tmp_path: Path) -> None:
     assert run(2, tmp_path, _left) == ["raised", "closed"]
 
@@ -242,6 +252,7 @@ def _raises_inside(comm: Communicator) -> str:
     return "returned"
 
 
+@over_both
 def test_an_exception_in_the_block_reaches_the_peers(tmp_path: Path) -> None:
     assert run(2, tmp_path, _raises_inside) == ["own", "PeerLostError"]
 
@@ -287,6 +298,7 @@ def _bad_calls(comm: Communicator) -> list[str]:
     return wrong if (x == 3).all() else [*wrong, "wrong sum afterwards"]
 
 
+@over_both
 def test_bad_arguments_are_refused_before_anything_is_sent(tmp_path: Path) -> None:
     """Each refusal names the rank and the fault, and the group still works after all of them."""
     assert run(2, tmp_path, _bad_calls) == [[], []]
@@ -322,6 +334,7 @@ def _descriptors() -> list[str]:
     return names
 
 
+@over_both
 def test_a_forked_child_gets_an_error_and_no_descriptors(tmp_path: Path) -> None:
     for report in run(2, tmp_path, _use_after_fork):
         text, segments, mapped = report.split("|")
@@ -349,12 +362,16 @@ def _joins_again_in_child(comm: Communicator, folder: str, key: str) -> None:
     comm.barrier()
 
 
+@over_both
 def test_a_forked_child_can_join_a_group_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "again").mkdir()
     run(2, tmp_path, _joins_again_in_child, str(tmp_path), str(tmp_path / "key"))
 
 
-def _other_rank(rank: int, folder: Path, key: bytes, size: int, pipe: Any, options: dict[str, Any]) -> None:
+def _other_rank(
+    rank: int, folder: Path, key: bytes, size: int, given: dict[str, str], pipe: Any, options: dict[str, Any]
+) -> None:
+    configure(given)
     path = folder / f"key{rank}"
     descriptor = os.open(path, os.O_CREAT | os.O_WRONLY, 0o600)
     os.write(descriptor, key)
@@ -376,7 +393,7 @@ def _join_differently(folder: Path, keys: list[bytes], options: list[dict[str, A
     pairs = []
     for rank, (key, option) in enumerate(zip(keys, options, strict=True)):
         ours, theirs = _context.Pipe()
-        process = _context.Process(target=_other_rank, args=(rank, folder, key, len(keys), theirs, option))
+        process = _context.Process(target=_other_rank, args=(rank, folder, key, len(keys), settings(), theirs, option))
         process.start()
         pairs.append((process, ours))
     for process, pipe in pairs:
@@ -388,6 +405,7 @@ def _join_differently(folder: Path, keys: list[bytes], options: list[dict[str, A
     return results
 
 
+@over_both
 def test_e4_keys_that_differ_in_one_bit_do_not_join(tmp_path: Path) -> None:
     key = bytes(range(1, 33))
     other = bytes([key[0] ^ 1]) + key[1:]
@@ -397,6 +415,7 @@ def test_e4_keys_that_differ_in_one_bit_do_not_join(tmp_path: Path) -> None:
         assert key.hex() not in text and other.hex() not in text
 
 
+@over_both
 @pytest.mark.parametrize("option", [{"shape": SMALL}, {"job": "other"}], ids=["shape", "job"])
 def test_members_that_ask_for_different_things_do_not_join(tmp_path: Path, option: dict[str, Any]) -> None:
     key = bytes(range(1, 33))
@@ -404,6 +423,7 @@ def test_members_that_ask_for_different_things_do_not_join(tmp_path: Path, optio
         assert kind in ("HandshakeError", "AuthenticationError"), text
 
 
+@over_both
 def test_a_peer_that_never_comes_ends_at_the_deadline(tmp_path: Path) -> None:
     (tmp_path / "exchange").mkdir()
     key = tmp_path / "key"
@@ -428,6 +448,7 @@ def test_e1_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         securecoll.init()
 
 
+@over_both
 def test_e1_a_rank_without_a_key_does_not_leave_its_peers_waiting(tmp_path: Path) -> None:
     began = time.monotonic()
     (tmp_path / "exchange").mkdir()
@@ -515,6 +536,7 @@ def _many_groups(comm: Communicator, folder: str, key: str) -> tuple[list[int], 
     return descriptors, threads, resident
 
 
+@over_both
 def test_f6_groups_leak_nothing(tmp_path: Path) -> None:
     for descriptors, threads, resident in run(2, tmp_path, _many_groups, str(tmp_path), str(tmp_path / "key")):
         assert len(set(descriptors[1:])) == 1, descriptors
@@ -523,6 +545,7 @@ def test_f6_groups_leak_nothing(tmp_path: Path) -> None:
     assert not left_behind()
 
 
+@over_both
 def test_f9_a_killed_job_leaves_nothing(tmp_path: Path) -> None:
     with group(3, tmp_path, _killed_all) as ranks:
         ranks.wait_joined()
@@ -572,6 +595,7 @@ def _age(path: Path, seconds: int) -> None:
     os.utime(path, (then, then))
 
 
+@over_both
 def test_f4_a_script_that_never_closes_exits_cleanly(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_bytes(bytes(range(32)))
