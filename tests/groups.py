@@ -138,9 +138,9 @@ class Group:
 def group(
     size: int, folder: Path, body: Callable[..., Any], *args: Any, per_rank: list[Any] | None = None, **options: Any
 ) -> Iterator[Group]:
-    """Starts ``size`` ranks, with this process's settings. ``per_rank`` gives each rank's further arguments; ``options`` go to
-    :meth:`Communicator.create`; there, ``device`` is called with the rank, in its process. So is ``prepare``, with the
-    rank and the group's folder, before anything else."""
+    """Starts ``size`` ranks, with this process's settings. ``per_rank`` gives each rank's further arguments;
+    ``options`` go to :meth:`Communicator.create`; there, ``device`` is called with the rank, in its process. So is
+    ``prepare``, with the rank and the group's folder, before anything else."""
     (folder / "exchange").mkdir()
     key = folder / "key"
     descriptor = os.open(key, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)

@@ -150,6 +150,35 @@ def test_f2_a_stopped_peer_is_noticed_at_the_deadline(tmp_path: Path) -> None:
     assert 2.5 < seconds < 4
 
 
+def _killed_before_a_childs_first_call(comm: Communicator, folder: str) -> tuple[str, str, float]:
+    members = (1, 2)
+    child = None
+    if comm.rank in members:
+        exchange = securecoll.DirectoryExchange(folder, rank=members.index(comm.rank), size=2)
+        child = Communicator.create(exchange, members=members, parent=comm, timeout=20)
+    comm.barrier()
+    if comm.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    try:
+        while True:
+            (child or comm).all_reduce(np.ones(10, F32))
+    except SecureCollError as e:
+        return type(e).__name__, str(e), time.monotonic() - began
+
+
+@over_both
+def test_f2_a_peer_killed_before_a_childs_first_call_is_noticed_there(tmp_path: Path) -> None:
+    (tmp_path / "child").mkdir()
+    with group(3, tmp_path, _killed_before_a_childs_first_call, str(tmp_path / "child"), shape=SMALL) as ranks:
+        outcomes = ranks.finish()
+    for outcome, name in zip(outcomes, ("rank 2", "rank 1"), strict=False):  # rank 2 is the child's rank 1
+        kind, text, seconds = outcome.value
+        assert kind == "PeerLostError" and name in text, text
+        assert seconds < 2
+    assert not left_behind()
+
+
 def _late(comm: Communicator) -> tuple[str, float]:
     if comm.rank == 1:
         time.sleep(1.5)
@@ -545,6 +574,43 @@ def test_f6_groups_leak_nothing(tmp_path: Path) -> None:
     assert not left_behind()
 
 
+FAILURES: dict[str, Callable[[Communicator], object]] = {
+    "mismatch": lambda c: c.all_reduce(np.zeros(3 + c.rank, F32)),
+    "timeout": lambda c: time.sleep(0.3) if c.rank else c.all_reduce(np.zeros(9000, F32), timeout=0.1),
+    "abort": lambda c: c.abort() if c.rank else c.barrier(),
+    "left": lambda c: c.close() if c.rank else c.barrier(),
+    "unfinished": lambda c: c.all_reduce(np.zeros(9000, F32), async_op=True) and c.abort(),
+}
+
+
+def _failures(comm: Communicator, folder: str, key: str) -> list[tuple[str, int, int]]:
+    held = []
+    for i, (name, call) in enumerate([*FAILURES.items()] * 2):
+        path = Path(folder) / f"{i}"
+        path.mkdir(exist_ok=True)
+        exchange = securecoll.DirectoryExchange(path, rank=comm.rank, size=2)
+        mine = Communicator.create(exchange, key, timeout=10, shape=SMALL)
+        try:
+            call(mine)
+            mine.all_reduce(np.zeros(3, F32))
+            held.append((f"{name}: no error", 0, 0))
+        except SecureCollError:
+            pass
+        mine.close()
+        exchange.close()
+        held.append((name, _open_descriptors(), len(os.listdir("/proc/self/task"))))
+    return held
+
+
+@over_both
+def test_f6_failures_leave_nothing_in_the_process(tmp_path: Path) -> None:
+    for held in run(2, tmp_path, _failures, str(tmp_path), str(tmp_path / "key"), shape=SMALL):
+        assert [name for name, *_ in held] == [*FAILURES] * 2
+        assert len({(descriptors, threads) for _, descriptors, threads in held[len(FAILURES) :]}) == 1, held
+        assert held[-1][1:] == held[len(FAILURES) - 1][1:], held
+    assert not left_behind()
+
+
 @over_both
 def test_f9_a_killed_job_leaves_nothing(tmp_path: Path) -> None:
     with group(3, tmp_path, _killed_all) as ranks:
@@ -619,6 +685,52 @@ def test_f4_a_script_that_never_closes_exits_cleanly(tmp_path: Path) -> None:
         _, errors = process.communicate(timeout=60)
         assert process.returncode == 0, errors
     assert not left_behind()
+
+
+def _in_flight(comm: Communicator) -> None:
+    works = []
+    for i in range(8):
+        x = np.full(20_000 if i % 2 else 3, float(comm.rank + i))
+        works.append((x, comm.all_reduce(x, async_op=True)))
+    for i, (x, work) in enumerate(works):
+        assert work is not None
+        work.wait()
+        assert all(earlier is not None and earlier.done() for _, earlier in works[:i])
+        assert (x == 2 * i + 1).all()
+
+
+@over_both
+def test_f15_calls_in_flight_complete_in_their_order(tmp_path: Path) -> None:
+    run(2, tmp_path, _in_flight, shape=SMALL)
+
+
+def _two_threads(comm: Communicator, folder: str, key: str) -> list[str]:
+    def join(name: str) -> Communicator:
+        path = Path(folder) / name
+        path.mkdir(exist_ok=True)
+        return Communicator.create(securecoll.DirectoryExchange(path, rank=comm.rank, size=2), key, timeout=10)
+
+    def drive(mine: Communicator) -> None:
+        for step in range(30):
+            x = np.full(30_000 if step % 3 else 1, float(comm.rank + step))
+            mine.all_reduce(x)
+            if not (x == 2 * step + 1).all():
+                wrong.append(f"{step}: {x[0]}")
+
+    wrong: list[str] = []
+    with join("one") as one, join("two") as two:
+        threads = [threading.Thread(target=drive, args=(mine,)) for mine in (one, two)]
+        for thread in threads if comm.rank else reversed(threads):
+            thread.start()
+            time.sleep(0.02)
+        for thread in threads:
+            thread.join()
+    return wrong
+
+
+@over_both
+def test_f15_two_groups_from_two_threads_begun_in_opposite_order(tmp_path: Path) -> None:
+    assert run(2, tmp_path, _two_threads, str(tmp_path), str(tmp_path / "key")) == [[], []]
 
 
 def test_errors_are_one_tree() -> None:

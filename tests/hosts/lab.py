@@ -51,8 +51,8 @@ class Lab:
         _ip("-n", self.hub, "link", "set", f"port{number}", "down")
 
     def lose(self, number: int, out: int = 0, into: int = 0) -> None:
-        """From now on that many percent of the packets that leave a host are dropped at random, and of those that go to
-        it. With 100 a cable is cut in one direction; with 0 it is mended. Raises :class:`Unable` without nftables."""
+        """From now on so many percent of the packets that leave a host are dropped at random, and of those that go to
+        it. 100 cuts its cable in one direction, 0 mends it. Raises :class:`Unable` without nftables."""
         if shutil.which("nft") is None:
             raise Unable("nftables is not installed")
         port = f"port{number}"
@@ -108,6 +108,20 @@ def lab(count: int, families: Sequence[int] = (4, 6), *options: str) -> Iterator
     finally:
         for namespace in (made.hub, *(made.host(number) for number in range(count))):
             subprocess.run(["ip", "netns", "delete", namespace], capture_output=True, check=False)
+
+
+@contextmanager
+def hosts(count: int, families: Sequence[int] = (4, 6), *options: str) -> Iterator[Lab]:
+    """A :func:`lab` for a test, which is skipped where there can be none."""
+    import pytest
+
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces need root")
+    try:
+        with lab(count, families, *options) as made:
+            yield made
+    except Unable as e:
+        pytest.skip(str(e))
 
 
 def placed(rank: int, folder: Path) -> None:

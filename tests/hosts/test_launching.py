@@ -7,9 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
-from tests.hosts.lab import Unable, lab
+from tests.hosts.lab import hosts
 
 SCRIPT = """
 import logging, sys
@@ -31,30 +29,23 @@ dist.destroy_process_group()
 
 
 def test_torchrun_on_two_hosts(tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("network namespaces need root")
     script, key = tmp_path / "script.py", tmp_path / "key"
     script.write_text(SCRIPT)
     key.touch(0o600)
     key.write_bytes(os.urandom(32))
     environment = {**os.environ, "SECURECOLL_KEY_FILE": str(key), "SECURECOLL_LOG": "info", "OMP_NUM_THREADS": "1"}
-    try:
-        with lab(2, (4,)) as hosts:
-            nodes = []
-            for number in range(2):
-                torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(number)]
-                torchrun += ["--nproc-per-node", "2", "--master-addr", "10.77.0.1", "--master-port", "29511"]
-                # Memory of its own, too: the ranks of a host share theirs, and nobody else's.
-                own = ["sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh", *torchrun, str(script)]
-                words = ["ip", "netns", "exec", hosts.host(number), "unshare", "--mount", *own]
-                nodes.append(
-                    subprocess.Popen(
-                        words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-                    )
-                )
-            outputs = [node.communicate(timeout=100)[0] for node in nodes]
-    except Unable as e:
-        pytest.skip(str(e))
+    with hosts(2, (4,)) as made:
+        nodes = []
+        for number in range(2):
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", str(number)]
+            torchrun += ["--nproc-per-node", "2", "--master-addr", "10.77.0.1", "--master-port", "29511"]
+            # Memory of its own, too: the ranks of a host share theirs, and nobody else's.
+            own = ["sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$@"', "sh", *torchrun, str(script)]
+            words = ["ip", "netns", "exec", made.host(number), "unshare", "--mount", *own]
+            nodes.append(
+                subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            )
+        outputs = [node.communicate(timeout=100)[0] for node in nodes]
     assert [node.returncode for node in nodes] == [0, 0], outputs
     for number, output in enumerate(outputs):
         assert "members 0,1,2,3 on 2 hosts, shared memory, and TCP with" in output, output
