@@ -257,7 +257,11 @@ bool Link::alive() {
       info.tcpi_total_retrans - std::min<uint32_t>(info.tcpi_retransmits, info.tcpi_total_retrans);
   // A tail that was lost once proves nothing about the way; its host may have gone.
   const bool loses = earlier > 2 && uint64_t{earlier} * kSegmentsPerLoss > info.tcpi_segs_out;
-  return !(unanswered && info.tcpi_last_ack_recv > (loses ? kSilenceWithLossMs : kSilenceMs));
+  if (!unanswered || info.tcpi_last_ack_recv <= (loses ? kSilenceWithLossMs : kSilenceMs)) return true;
+  // Should it hear after all: the news of this end would wait behind what got lost, a reset does not.
+  const linger at_once{1, 0};
+  setsockopt(socket_.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+  return false;
 }
 
 bool Link::leave() {
