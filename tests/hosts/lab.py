@@ -62,7 +62,8 @@ class Lab:
             chain = f"netdev {port} {hook}"
             rules.append(f'add chain {chain} {{ type filter hook {hook} device "{port}" priority 0; }}')
             if share:
-                rules.append(f"add rule {chain} numgen random mod 100 < {share} drop")
+                some = f"numgen random mod 100 < {share}" if share < 100 else ""
+                rules.append(f"add rule {chain} {some} drop")
         words = ["ip", "netns", "exec", self.hub, "nft", "-f", "-"]
         done = subprocess.run(words, input="\n".join(rules), capture_output=True, text=True, check=False)
         if done.returncode:

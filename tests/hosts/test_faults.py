@@ -10,7 +10,6 @@ import subprocess
 import time
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -95,40 +94,37 @@ def _one_computes(comm: Communicator, seconds: float) -> int:
     return 1
 
 
-def _through_loss(folder: Path, body: Any, seconds: float, groups: int) -> list[str]:
-    """Pairs of ranks beside each other on a link that drops a tenth of all packets both ways. How many fail, and how:
-    all of a pair's ranks, and in words."""
-    with hosts(2, (4,), *PACKETS) as made:
+def _through_loss(folder: Path, seconds: float, pairs: int) -> list[str]:
+    """Pairs of ranks beside each other on a link that drops a tenth of all packets both ways. What went wrong."""
+    with hosts(2, (4,), *PACKETS) as made, ExitStack() as stack:
         made.lose(1, out=10, into=10)
-        with ExitStack() as stack:
-            running = []
-            for i in range(groups):
-                own = folder / f"{i}"
-                own.mkdir()
-                made.describe(own, (0, 1))
-                running.append(
-                    stack.enter_context(group(2, own, body, seconds, shape=SMALL, timeout=30, prepare=enter))
-                )
-            pairs = [ranks.finish() for ranks in running]
+        running = []
+        for i in range(pairs):
+            own = folder / f"{i}"
+            own.mkdir()
+            made.describe(own, (0, 1))
+            body = (_many_calls, _one_computes)[i % 2]
+            running.append(stack.enter_context(group(2, own, body, seconds, shape=SMALL, timeout=50, prepare=enter)))
+        ends = [ranks.finish() for ranks in running]
     failures = []
-    for pair in pairs:
+    for pair in ends:
         errors = [outcome.error for outcome in pair]
         assert errors == [None, None] or all(isinstance(e, SecureCollError) for e in errors), errors
         failures += [str(errors[0])] if errors[0] else []
     return failures
 
 
-@pytest.mark.parametrize("body", [_many_calls, _one_computes])
-def test_a_tenth_of_all_packets_is_lost(tmp_path: Path, body: Any) -> None:
-    """Results are right. A silence of lost packets is not taken for a host that is gone, or hardly ever."""
-    assert len(_through_loss(tmp_path, body, 5.0, 3)) <= 1
+def test_a_tenth_of_all_packets_is_lost(tmp_path: Path) -> None:
+    """Results are right, or every rank of a pair raises. Silence after lost packets is hardly ever taken for a host
+    that is gone, whether a rank sends all the time or waits for one that computes."""
+    failures = _through_loss(tmp_path, 4.0, 4)
+    assert len(failures) <= 1, failures
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("body", [_many_calls, _one_computes])
-def test_a_tenth_of_all_packets_is_lost_for_long(tmp_path: Path, body: Any) -> None:
-    failures = _through_loss(tmp_path, body, 40.0, 12)
-    print(f"{len(failures)} of 12 pairs failed", *failures, sep="\n")
+def test_a_tenth_of_all_packets_is_lost_for_long(tmp_path: Path) -> None:
+    failures = _through_loss(tmp_path, 40.0, 16)
+    print(f"{len(failures)} of 16 pairs failed", *failures, sep="\n")
     assert len(failures) <= 1
 
 
@@ -149,23 +145,27 @@ def test_a_host_that_loses_power_and_starts_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_of_another_host_is_killed_or_stopped(tmp_path: Path, signum: int) -> None:
-    """Everyone ends and names it: in two seconds, or at the deadline."""
+    """Everyone ends, in two seconds or at the deadline, and it is named."""
     with hosts(2) as made:
         made.describe(tmp_path, (0, 0, 1, 1))
         with group(4, tmp_path, _until_stopped, str(tmp_path), prepare=enter) as ranks:
             _wait_for_all(ranks, tmp_path)
             ranks.kill(3, signum)
             killed = time.time()
-            assert all(ranks._pipes[rank].poll(20) for rank in range(3))
-            ranks.kill(3)
+            if signum == signal.SIGSTOP:
+                assert all(ranks._pipes[rank].poll(20) for rank in range(3))
+                ranks.kill(3)
             outcomes = ranks.finish()
+    named = 0
     for outcome in outcomes[:3]:
         kind, text, when = outcome.value
-        assert "rank 3" in text, text
+        named += "rank 3" in text
         if signum == signal.SIGKILL:
             assert kind == "PeerLostError" and when - killed < 2, text
         else:
-            assert kind in ("CollectiveTimeout", "PeerLostError") and 1.5 < when - killed < 4, text
+            assert kind == "CollectiveTimeout" and 2.0 < when - killed < 4, text
+    # Whoever waits for a rank that waits for the stopped one cannot tell them apart.
+    assert named == 3 if signum == signal.SIGKILL else named >= 1
     assert not left_behind()
 
 
