@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import socket
 import time
@@ -326,6 +327,87 @@ def test_random_changes_never_give_a_wrong_sum(tmp_path: Path) -> None:
             assert kept_out
 
 
+def test_f7_records_of_an_earlier_attempt(tmp_path: Path) -> None:
+    """The same ranks with the same key, data and calls, in an earlier session: nothing of it verifies."""
+    old: list[bytes] = []
+
+    def keep(sender: int, number: int, frame: Frame) -> bytes | None:
+        if (sender, frame.kind, frame.lane) == (CONNECTOR, RECORD, DATA):
+            old.append(bytes(frame.payload))
+        return frame.encode() if len(old) < 9 else None
+
+    def replay(sender: int, number: int, frame: Frame) -> bytes:
+        if (sender, frame.kind, frame.lane) == (CONNECTOR, RECORD, DATA) and frame.number < 8:
+            assert len(old[frame.number]) == frame.bytes
+            frame.payload = bytearray(old[frame.number])
+        return frame.encode()
+
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    _attacked(tmp_path / "first", keep)
+    shutil.copy(tmp_path / "first" / "key", tmp_path / "second" / "key")
+    outcomes, _ = _attacked(tmp_path / "second", replay)
+    assert "AuthenticationError" in [kind for kind, *_ in outcomes], outcomes
+    assert all(kind in ("AuthenticationError", "PeerLostError") for kind, *_ in outcomes), outcomes
+    assert all(kept_out for _, _, kept_out, _ in outcomes), outcomes
+
+
+def _detours(folder: Path, size: int, **options: Any) -> list[relays.Detour]:
+    seed = random.SystemRandom().getrandbits(32)
+    print(f"seed {seed}")
+    return [relays.Detour(folder, rank, seed + rank, **options) for rank in range(size)]
+
+
+def _with_messages(comm: Communicator) -> str:
+    digest = every_result(comm)
+    after, before = (comm.rank + 1) % comm.size, (comm.rank - 1) % comm.size
+    for count in (3, 50_000):
+        theirs = np.zeros(count)
+        work = comm.send(np.full(count, float(comm.rank)), after, async_op=True)
+        comm.recv(theirs, before)
+        work.wait()
+        assert (theirs == before).all()
+    return digest
+
+
+def test_detours_that_are_slow_and_change_the_order_of_connections_change_no_result(tmp_path: Path) -> None:
+    expected = tmp_path / "straight"
+    expected.mkdir()
+    detours = _detours(tmp_path, 3)
+    digests = run(3, tmp_path, _with_messages, shape=SMALL, timeout=30, prepare=relays.by_detours)
+    for detour in detours:
+        detour.close()
+    assert sum(detour.accepted for detour in detours) >= 3
+    assert any(detour.overtook for detour in detours)
+    assert digests == run(3, expected, _with_messages, shape=SMALL, prepare=relays.sockets_only)
+
+
+def test_connections_that_are_reset_before_they_are_proven_are_made_again(tmp_path: Path) -> None:
+    """Before the challenge, and within it."""
+    detours = _detours(tmp_path, 2, resets=(0, 10))
+    first, second = run(2, tmp_path, every_result, shape=SMALL, timeout=20, prepare=relays.by_detours)
+    for detour in detours:
+        detour.close()
+    assert first != second
+    assert detours[0].accepted == 3
+
+
+@pytest.mark.parametrize("after", [32, 40], ids=["challenge", "part of the proof"])
+def test_a_connection_that_is_reset_before_the_proof_arrives_ends_well_or_on_both_ends(
+    tmp_path: Path, after: int
+) -> None:
+    """One rank takes the other for proven, and that one does not know it."""
+    detours = _detours(tmp_path, 2, resets=(after,))
+    with group(2, tmp_path, every_result, shape=SMALL, timeout=4, prepare=relays.by_detours) as ranks:
+        outcomes = ranks.finish()
+    for detour in detours:
+        detour.close()
+    errors = [outcome.error for outcome in outcomes]
+    assert errors == [None, None] or all(isinstance(e, SecureCollError) for e in errors), errors
+    assert all(outcome.seconds < 6 for outcome in outcomes)
+    assert not left_behind()
+
+
 CANARY = bytes(range(0x61, 0x71)) * 4
 
 
@@ -368,14 +450,9 @@ def _wrong_answer_key(rank: int, folder: Path) -> None:
     """Rank 1's connection to rank 0 reaches someone who takes any proof, and has none."""
     relays.sockets_only(rank, folder)
     if rank == 1:
-        relays.on_connect(lambda all_: [_listening_at(all_[0], folder), *all_[1:]])
-
-
-def _listening_at(endpoint: bytes, folder: Path) -> bytes:
-    port = int((folder / "impostor").read_text())
-    at = relays.ADDRESSES_AT
-    there = port.to_bytes(2, "big") + bytes(2) + socket.inet_aton("127.0.0.1") + bytes(24)
-    return endpoint[:at] + there + endpoint[at + 32 :]
+        relays.on_connect(
+            lambda all_: [relays.listening_at(all_[0], int((folder / "impostor").read_text())), *all_[1:]]
+        )
 
 
 def _outcomes(folder: Path, prepare: object, timeout: float = 4.0) -> list[BaseException | None]:
