@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -731,6 +734,98 @@ def _two_threads(comm: Communicator, folder: str, key: str) -> list[str]:
 @over_both
 def test_f15_two_groups_from_two_threads_begun_in_opposite_order(tmp_path: Path) -> None:
     assert run(2, tmp_path, _two_threads, str(tmp_path), str(tmp_path / "key")) == [[], []]
+
+
+def _remove_in_round(which: int, rank: int, folder: Path) -> None:
+    real = securecoll.DirectoryExchange.exchange
+
+    def exchange(self: Any, round: int, *args: Any) -> list[bytes]:
+        if (rank, round) == (1, which):
+            time.sleep(0.2)  # the other is waiting
+            shutil.rmtree(folder / "exchange")
+        return real(self, round, *args)
+
+    securecoll.DirectoryExchange.exchange = exchange  # type: ignore[method-assign]
+
+
+@over_both
+@pytest.mark.parametrize("which", [1, 2, 4])
+def test_a_meeting_place_that_is_removed_while_ranks_join_ends_them_at_once(tmp_path: Path, which: int) -> None:
+    with group(2, tmp_path, _late, timeout=20, prepare=partial(_remove_in_round, which)) as ranks:
+        outcomes = ranks.finish()
+    for outcome in outcomes:
+        assert isinstance(outcome.error, HandshakeError), outcome.error
+        assert outcome.seconds < 5
+    assert not left_behind()
+
+
+def _removed_afterwards(comm: Communicator, folder: str) -> float:
+    if comm.rank == 1:
+        shutil.rmtree(folder)
+    x = np.ones(100_000, F32)
+    comm.all_reduce(x)
+    comm.barrier()
+    return float(x.sum())
+
+
+@over_both
+def test_a_meeting_place_that_is_removed_afterwards_is_not_missed(tmp_path: Path) -> None:
+    assert run(2, tmp_path, _removed_afterwards, str(tmp_path / "exchange")) == [2e5, 2e5]
+
+
+def _wall_clock_jumps(rank: int, folder: Path) -> None:
+    """Rank 1's, by hours, back and forth."""
+    if rank != 1:
+        return
+    real, real_ns, hours = time.time, time.time_ns, 0
+
+    def jump() -> int:
+        nonlocal hours
+        hours = 5 - hours
+        return 3600 * hours
+
+    time.time = lambda: real() + jump()
+    time.time_ns = lambda: real_ns() + jump() * 10**9
+
+
+def _other_monotonic_clock(rank: int, folder: Path) -> None:
+    """Rank 1's is months ahead, as if its host had been up for longer."""
+    if rank != 1:
+        return
+    new_time = 0x80
+    libc = ctypes.CDLL(None, use_errno=True)
+    before = time.monotonic()
+    if libc.unshare(new_time):
+        raise NotImplementedError("a time namespace needs root")
+    Path("/proc/self/timens_offsets").write_text("monotonic 10000000 0")
+    with Path("/proc/self/ns/time_for_children").open("rb") as file:
+        if libc.setns(file.fileno(), new_time):
+            raise NotImplementedError(f"setns: {os.strerror(ctypes.get_errno())}")
+    assert time.monotonic() - before > 9_999_999
+
+
+def _deadlines(comm: Communicator) -> float:
+    for count in (1, 9001, 200_000):
+        x = np.full(count, comm.rank + 1, F32)
+        comm.all_reduce(x)
+        assert (x == 3).all()
+    if comm.rank == 0:
+        time.sleep(1.3)
+    began = time.monotonic()
+    with pytest.raises(CollectiveTimeout):
+        comm.all_reduce(np.zeros(3), timeout=0.6)
+    return time.monotonic() - began
+
+
+@over_both
+@pytest.mark.parametrize("prepare", [_wall_clock_jumps, _other_monotonic_clock])
+def test_clocks_of_ranks_may_differ_and_the_wall_clock_may_jump(tmp_path: Path, prepare: Any) -> None:
+    try:
+        late, waiting = run(2, tmp_path, _deadlines, prepare=prepare)
+    except NotImplementedError as e:
+        pytest.skip(str(e))
+    assert 0.5 < waiting < 1.2
+    assert late < 0.5  # told that rank 1 gave up
 
 
 def test_errors_are_one_tree() -> None:

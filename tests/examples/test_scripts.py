@@ -15,7 +15,7 @@ SCRIPTS = {
     "tensor_parallel.py": (3, []),
     "checkpoint.py": (4, ["{folder}/checkpoint"]),
     "compiled_step.py": (3, ["--backend=aot_eager"]),
-    "elastic.py": (2, ["{folder}/state.pt"]),
+    "elastic.py": (3, ["{folder}/state.pt"]),
 }
 """Claims that each makes, and its arguments."""
 
