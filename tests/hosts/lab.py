@@ -18,6 +18,9 @@ from securecoll import network
 _NEW_MOUNTS, _NEW_NETWORK, _PRIVATE = 0x20000, 0x40000000, 0x44000
 _numbers = itertools.count()
 
+PACKETS = ("gso_max_segs", "1")
+"""Of a link's options: hosts hand over packets as they would be on a wire, not many in one."""
+
 
 class Unable(Exception):
     """This machine or user cannot make network namespaces."""

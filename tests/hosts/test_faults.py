@@ -18,11 +18,9 @@ import securecoll
 from securecoll import Communicator, SecureCollError
 from tests.engine.digests import every_result
 from tests.groups import SMALL, Group, Outcome, group, left_behind, run
-from tests.hosts.lab import Lab, enter, hosts
+from tests.hosts.lab import PACKETS, Lab, enter, hosts
 
 F32 = np.float32
-PACKETS = ("gso_max_segs", "1")
-"""Of a link's options: hosts hand over packets as they would be on a wire, not many in one."""
 
 
 def _until_it_ends(comm: Communicator, folder: str, idle: int = -1) -> tuple[str, str, float]:
