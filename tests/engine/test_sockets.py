@@ -136,20 +136,6 @@ def _until_it_ends(comm: Communicator, count: int, seconds: float) -> tuple[str,
     return "returned", "", False, 0.0
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_a_killed_peer_is_noticed_and_named(tmp_path: Path, size: int) -> None:
-    with group(size, tmp_path, _until_it_ends, 100_000, 5.0, prepare=relays.sockets_only) as ranks:
-        ranks.wait_joined()
-        time.sleep(0.2)
-        ranks.kill(1)
-        outcomes = ranks.finish()
-    for rank in {*range(size)} - {1}:
-        kind, text, kept_out, seconds = outcomes[rank].value
-        assert kind == "PeerLostError" and "rank 1" in text, text
-        assert kept_out
-        assert seconds < 2
-
-
 def _killed_before(comm: Communicator) -> str:
     comm.barrier()
     if comm.rank == 1:
@@ -167,18 +153,6 @@ def test_a_peer_killed_between_calls_is_noticed_at_the_next(tmp_path: Path) -> N
         outcomes = ranks.finish()
     assert outcomes[0].value == "PeerLostError"
     assert outcomes[0].seconds < 2.3
-
-
-def test_a_stopped_peer_is_noticed_at_the_deadline(tmp_path: Path) -> None:
-    with group(2, tmp_path, _until_it_ends, 1000, 2.5, prepare=relays.sockets_only) as ranks:
-        ranks.wait_joined()
-        ranks.kill(1, signal.SIGSTOP)
-        assert ranks._pipes[0].poll(10)
-        ranks.kill(1)
-        outcomes = ranks.finish()
-    kind, text, kept_out, seconds = outcomes[0].value
-    assert kind == "CollectiveTimeout" and "rank 1" in text, text
-    assert kept_out and 2.3 < seconds < 4
 
 
 def _attacked(folder: Path, alter: relays.Alter | None) -> tuple[list[tuple[str, str, bool, float]], Relay]:
@@ -392,19 +366,16 @@ def test_connections_that_are_reset_before_they_are_proven_are_made_again(tmp_pa
     assert detours[0].accepted == 3
 
 
-@pytest.mark.parametrize("after", [32, 40], ids=["challenge", "part of the proof"])
-def test_a_connection_that_is_reset_before_the_proof_arrives_ends_well_or_on_both_ends(
-    tmp_path: Path, after: int
-) -> None:
+def test_a_connection_that_is_reset_before_the_proof_arrives_ends_well_or_on_both_ends(tmp_path: Path) -> None:
     """One rank takes the other for proven, and that one does not know it."""
-    detours = _detours(tmp_path, 2, resets=(after,))
-    with group(2, tmp_path, every_result, shape=SMALL, timeout=4, prepare=relays.by_detours) as ranks:
+    detours = _detours(tmp_path, 2, resets=(40,))
+    with group(2, tmp_path, every_result, shape=SMALL, timeout=3, prepare=relays.by_detours) as ranks:
         outcomes = ranks.finish()
     for detour in detours:
         detour.close()
     errors = [outcome.error for outcome in outcomes]
     assert errors == [None, None] or all(isinstance(e, SecureCollError) for e in errors), errors
-    assert all(outcome.seconds < 6 for outcome in outcomes)
+    assert all(outcome.seconds < 5 for outcome in outcomes)
     assert not left_behind()
 
 

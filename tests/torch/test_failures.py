@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import threading
 import time
 from datetime import timedelta
@@ -115,6 +116,35 @@ def test_f5_destroying_and_joining_again_over_one_store(rank: int, size: int) ->
     everyone: list[list[bytes]] = [[], []]
     dist.all_gather_object(everyone, sessions)
     assert everyone[0] == everyone[1]
+
+
+@on_ranks(2, over_both=True)
+def test_f12_ranks_meet_by_every_name_of_loopback(rank: int, size: int) -> None:
+    """https://github.com/pytorch/pytorch/issues/135355"""
+    names = [name for name in ("127.0.0.1", "::1", "localhost") if ":" not in name or _has_ipv6()]
+    ports = [0] * len(names)
+    servers = []
+    if rank == 0:
+        servers = [dist.TCPStore(name, 0, is_master=True, wait_for_workers=False) for name in names]
+        ports = [server.port for server in servers]
+    dist.broadcast_object_list(ports)
+    dist.destroy_process_group()
+    for i, (name, port) in enumerate(zip(names, ports, strict=True)):
+        store = servers[i] if rank == 0 else dist.TCPStore(name, port, is_master=False, wait_for_workers=False)
+        dist.init_process_group("securecoll", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=20))
+        x = torch.ones(2)
+        dist.all_reduce(x)
+        assert (x == size).all()
+        if name != names[-1]:
+            dist.destroy_process_group()
+
+
+def _has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
 
 
 def holdings() -> dict[str, int]:
