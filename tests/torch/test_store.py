@@ -1,8 +1,10 @@
-"""The rendezvous store dies, before, while and after ranks join through it."""
+"""The rendezvous store dies, before, while and after ranks join through it; and it lies."""
 
 from __future__ import annotations
 
+import base64
 import os
+import pickle
 import signal
 import time
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from securecoll.errors import HandshakeError
+from securecoll.errors import AuthenticationError, HandshakeError
 from tests.groups import configure, left_behind, settings
 from tests.torch.ranks import _context, key_for
 
@@ -92,3 +94,63 @@ def test_a_store_that_is_killed(dies_in: int, store: tuple[int, int], tmp_path: 
             assert isinstance(end, HandshakeError), end
         assert seconds < 5
     assert not left_behind()
+
+
+class _Payload:
+    """Leaves a mark when it is unpickled."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.mark,)
+
+
+def _join_with_an_impostor(
+    rank: int, key: str, store: tuple[int, int], mark: str, given: dict[str, str], pipe: Any
+) -> None:
+    """Rank 0's store has a message of rank 1 before rank 1 has written any."""
+    from securecoll import rendezvous
+
+    configure({**given, "SECURECOLL_KEY_FILE": key})
+    real = rendezvous.StoreExchange.exchange
+
+    def exchange(self: Any, round: int, *rest: Any) -> list[bytes]:
+        if (rank, round) == (0, 1):
+            blob = pickle.dumps(_Payload(Path(mark)))
+            self._store.set(f"{self._prefix}/{self._attempt + 1}/1/1", len(blob).to_bytes(4, "big") + blob)
+        elif round == 1:
+            time.sleep(0.3)
+        return real(self, round, *rest)
+
+    rendezvous.StoreExchange.exchange = exchange  # type: ignore[method-assign]
+    client = dist.TCPStore("127.0.0.1", store[1], is_master=False, wait_for_workers=False)
+    try:
+        dist.init_process_group("securecoll", store=client, rank=rank, world_size=2, timeout=timedelta(seconds=20))
+        dist.broadcast_object_list([None])
+        pipe.send("joined")
+    except Exception as e:
+        values = b"".join(client.get(name) for name in client.list_keys())
+        secret = Path(key).read_bytes()
+        forms = (secret, secret.hex().encode(), base64.b64encode(secret))
+        pipe.send((e, len(values), any(form in values for form in forms)))
+
+
+def test_e3_whoever_writes_to_the_store_first_is_not_taken_for_a_member(
+    store: tuple[int, int], tmp_path: Path, transport: str
+) -> None:
+    """Nothing that it wrote is unpickled; both members raise; and the store has nothing of the key."""
+    pipes = []
+    for rank in range(2):
+        ours, theirs = _context.Pipe()
+        arguments = (rank, str(key_for(tmp_path)), store, str(tmp_path / "mark"), settings(), theirs)
+        _context.Process(target=_join_with_an_impostor, args=arguments).start()
+        pipes.append(ours)
+    for pipe in pipes:
+        assert pipe.poll(40)
+        error, stored, shown = pipe.recv()
+        assert isinstance(error, HandshakeError | AuthenticationError) and "rank" in str(error), error
+        assert stored > 100 and not shown
+    assert not (tmp_path / "mark").exists()
+    pickle.loads(pickle.dumps(_Payload(tmp_path / "mark")))
+    assert (tmp_path / "mark").exists()  # as it would have been
