@@ -72,8 +72,9 @@ build: $(BUILT)
 $(READY):
 	echo '#include <openssl/evp.h>' | $(or $(CXX),c++) -E -x c++ - >/dev/null 2>&1 || \
 	  { apt-get update -qq && apt-get install -y -qq libssl-dev; }
-	# Tests across hosts make network namespaces, and skip where they cannot.
-	command -v ip >/dev/null || test "$$(id -u)" != 0 || { apt-get update -qq && apt-get install -y -qq iproute2; } || true
+	# Tests across hosts make network namespaces, lose packets there, and skip where they cannot.
+	{ command -v ip && command -v nft; } >/dev/null || test "$$(id -u)" != 0 || \
+	  { apt-get update -qq && apt-get install -y -qq iproute2 nftables; } || true
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install $(TORCH) 'setuptools>=77' wheel 'nanobind>=3.1'
 	$(PIP) install --no-build-isolation -e '.[torch,mpi,dev]'

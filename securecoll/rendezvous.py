@@ -293,6 +293,8 @@ class DirectoryExchange:
                     break
                 if time.monotonic() >= deadline:
                     raise _missing(round, missing)
+                if not os.fstat(self._directory).st_nlink:
+                    raise HandshakeError(f"{str(self._path)!r} was removed in round {round}")
                 time.sleep(pause)
         except OSError as e:
             raise HandshakeError(f"{str(self._path)!r} failed in round {round}: {os.strerror(e.errno or 0)}") from None

@@ -43,9 +43,30 @@ class Outcome:
     exit_code: int | None = None
 
 
+def settings() -> dict[str, str]:
+    """This process's, for ranks that it starts: the fork server has those of when it was started."""
+    return {name: value for name, value in os.environ.items() if name.startswith("SECURECOLL_")}
+
+
+def configure(settings: dict[str, str]) -> None:
+    """Gives this process the settings of the one that started it."""
+    for name in [name for name in os.environ if name.startswith("SECURECOLL_")]:
+        del os.environ[name]
+    os.environ.update(settings)
+
+
 def _rank(
-    rank: int, size: int, folder: Path, key: Path, pipe: Any, body: Callable[..., Any], args: Any, options: Any
+    rank: int,
+    size: int,
+    folder: Path,
+    key: Path,
+    settings: dict[str, str],
+    pipe: Any,
+    body: Callable[..., Any],
+    args: Any,
+    options: Any,
 ) -> None:
+    configure(settings)
     exchange = securecoll.DirectoryExchange(folder / "exchange", rank=rank, size=size) if size > 1 else None
     began = time.monotonic()
     options = dict(options)
@@ -117,19 +138,21 @@ class Group:
 def group(
     size: int, folder: Path, body: Callable[..., Any], *args: Any, per_rank: list[Any] | None = None, **options: Any
 ) -> Iterator[Group]:
-    """Starts ``size`` ranks. ``per_rank`` gives each rank's further arguments; ``options`` go to
-    :meth:`Communicator.create`; there, ``device`` is called with the rank, in its process. So is ``prepare``, with the
-    rank and the group's folder, before anything else."""
+    """Starts ``size`` ranks, with this process's settings. ``per_rank`` gives each rank's further arguments;
+    ``options`` go to :meth:`Communicator.create`; there, ``device`` is called with the rank, in its process. So is
+    ``prepare``, with the rank and the group's folder, before anything else."""
     (folder / "exchange").mkdir()
     key = folder / "key"
-    descriptor = os.open(key, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
-    os.write(descriptor, os.urandom(32))
-    os.close(descriptor)
+    if not key.exists():  # a test may want one that others have, too
+        descriptor = os.open(key, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        os.write(descriptor, os.urandom(32))
+        os.close(descriptor)
     processes, pipes = [], []
     for rank in range(size):
         ours, theirs = _context.Pipe()
         more = tuple(args) + (tuple(per_rank[rank]) if per_rank else ())
-        process = _context.Process(target=_rank, args=(rank, size, folder, key, theirs, body, more, options))
+        arguments = (rank, size, folder, key, settings(), theirs, body, more, options)
+        process = _context.Process(target=_rank, args=arguments)
         process.start()
         theirs.close()
         processes.append(process)

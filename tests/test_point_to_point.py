@@ -18,7 +18,6 @@ from securecoll import (
 )
 from securecoll.errors import SecureCollError
 from securecoll.shape import Shape
-from tests.engine.relay import sockets_only
 from tests.groups import SMALL, Outcome, group, left_behind
 
 EAGER = 64 << 10
@@ -26,23 +25,12 @@ SIZES = (0, 1, 4095, 4096, 4097, EAGER, EAGER + 1, 1 << 20)
 """Bytes: empty, around a slot, around the most that is sent before it is asked for, and many slots."""
 
 
-_over: dict[str, Any] = {}
-
-
-@pytest.fixture(params=["shared memory", "sockets"], autouse=True)
-def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every test runs over both."""
-    monkeypatch.setitem(_over, "prepare", sockets_only if request.param == "sockets" else _nothing)
-    name: str = request.param
-    return name
-
-
-def _nothing(rank: int, folder: Path) -> None: ...
+pytestmark = pytest.mark.usefixtures("transport")
 
 
 def ends(size: int, folder: Path, body: Any, *args: Any, **options: Any) -> list[Outcome]:
     """How each rank ended."""
-    with group(size, folder, body, *args, **_over, **options) as ranks:
+    with group(size, folder, body, *args, **options) as ranks:
         return ranks.finish()
 
 
@@ -390,7 +378,7 @@ def _wait_for_the_dead(comm: Communicator, what: str) -> None:
 
 @pytest.mark.parametrize("what", ["recv", "any", "send"])
 def test_a_dead_peer_ends_messages_with_it(tmp_path: Path, what: str) -> None:
-    with group(2, tmp_path, _wait_for_the_dead, what, **_over) as ranks:
+    with group(2, tmp_path, _wait_for_the_dead, what) as ranks:
         ranks.wait_joined()
         time.sleep(0.3)
         ranks.kill(1)

@@ -967,8 +967,8 @@ std::string Communicator::reports(uint32_t peer, const ControlMessage& message) 
   static constexpr const char* why[] = {
       "an error",          "a wrong call", "a failed handshake", "a record that failed authentication",
       "calls that differ", "a lost peer",  "a timeout",          "an abort"};
-  std::string text =
-      here() + "rank " + std::to_string(origin(peer, message)) + " reports " + why[static_cast<unsigned>(message.error)];
+  std::string text = here() + "rank " + std::to_string(origin(peer, message)) + " reports " +
+                     why[static_cast<unsigned>(message.error)];
   if (message.subject < options_.size) text += " (rank " + std::to_string(message.subject) + ")";
   return text;
 }

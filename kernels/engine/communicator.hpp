@@ -201,7 +201,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   std::optional<ControlMessage> about_message_;  // what this rank's failure is about, if not a collective
   StoreChoice store_choice_;
   std::vector<std::unique_ptr<ControlLink>> control_;
-  std::vector<ControlMessage> questions_;  // a QUERY for a call this rank has not made yet; rank size: none
+  std::vector<ControlMessage> questions_;     // a QUERY for a call this rank has not made yet; rank size: none
   std::vector<uint8_t> heard_, left_, gone_;  // by rank: said what it had to, closed, is known to have died
   Operation* current_ = nullptr;
   int64_t blocked_since_ = 0, next_look_ = 0, next_liveness_ = 0, failing_until_ = 0;

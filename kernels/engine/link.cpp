@@ -27,8 +27,13 @@ constexpr size_t kSendAtOnce = 256 << 10;
 // While a record longer than this arrives, no more is read behind it than the next header: so the next long record
 // goes straight into its slot, too. Behind a shorter one, whatever there is.
 constexpr size_t kLong = 4096;
-// How long a host may be silent that owes an acknowledgement.
-constexpr uint32_t kSilenceMs = 1900;
+// How long a host may be silent that owes an acknowledgement; and where packets are known to get lost, which takes the
+// kernel six transmissions of what is not acknowledged, in place of four.
+constexpr uint32_t kSilenceMs = 1900, kSilenceWithLossMs = 7000;
+// Known from this on: of a hundred segments one was sent again.
+constexpr uint32_t kSegmentsPerLoss = 100;
+// After so much silence of a peer that is waited for, its host is asked to acknowledge something.
+constexpr uint32_t kPingAfterMs = 250;
 
 }  // namespace
 
@@ -215,6 +220,7 @@ bool Link::begin_frame(const uint8_t header[kHeaderBytes]) {
   const uint8_t kind = header[0], lane = header[1];
   const uint32_t number = load_be32(header + 4), bytes = load_be32(header + 8);
   if (lane >= kLaneKinds || load_be16(header + 2) != 0) return false;
+  if (kind == static_cast<uint8_t>(FrameKind::ping)) return !lane && !number && !bytes;
   if (kind == static_cast<uint8_t>(FrameKind::credit)) {
     Outbound& out = out_[lane];
     const uint32_t more = number - static_cast<uint32_t>(out.returned);
@@ -236,16 +242,31 @@ bool Link::begin_frame(const uint8_t header[kHeaderBytes]) {
 
 // A process that ends closes its sockets. A host that vanishes does not: it is known by its silence. TCP_USER_TIMEOUT
 // would see to that, but it also ends a connection whose peer is well and merely has no room, because it is busy
-// elsewhere; so the question is asked here. The kernel of a busy peer answers probes, a silent host does not.
+// elsewhere; so the question is asked here. The kernel of a busy peer acknowledges what comes, a silent host does not.
+// Keep-alive probes are a second apart: two lost ones would be the end of an idle connection. A ping is sent again
+// sooner, and more often.
 bool Link::alive() {
   if (ended_) return false;
   if (!attached()) return true;
   tcp_info info{};
   socklen_t bytes = sizeof info;
   if (getsockopt(socket_.get(), IPPROTO_TCP, TCP_INFO, &info, &bytes) != 0) return true;
+  const bool owes = info.tcpi_unacked || info.tcpi_notsent_bytes || !queue_.empty();
+  if (!owes && !deaf_ && !shut_ && info.tcpi_last_ack_recv > kPingAfterMs) {
+    queue_.push_back(frame(FrameKind::ping, 0, 0, nullptr, 0));
+    flush();
+  }
   // Two: the first may be under way.
   const bool unanswered = (info.tcpi_unacked && info.tcpi_retransmits >= 2) || info.tcpi_probes >= 2;
-  return !(unanswered && info.tcpi_last_ack_recv > kSilenceMs);
+  const uint32_t earlier =
+      info.tcpi_total_retrans - std::min<uint32_t>(info.tcpi_retransmits, info.tcpi_total_retrans);
+  // A tail that was lost once proves nothing about the way; its host may have gone.
+  const bool loses = earlier > 2 && uint64_t{earlier} * kSegmentsPerLoss > info.tcpi_segs_out;
+  if (!unanswered || info.tcpi_last_ack_recv <= (loses ? kSilenceWithLossMs : kSilenceMs)) return true;
+  // Should it hear after all: the news of this end would wait behind what got lost, a reset does not.
+  const linger at_once{1, 0};
+  setsockopt(socket_.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+  return false;
 }
 
 bool Link::leave() {

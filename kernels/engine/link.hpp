@@ -5,7 +5,8 @@
 //   u8 kind | u8 lane | u16 zero | u32 number | u32 bytes
 //
 // A *record* frame is followed by `bytes` of one sealed record; `number` counts the lane's records. A *credit* frame
-// has none; its `number` counts the records of the opposite lane that this end gave back. The header is a routing
+// has none; its `number` counts the records of the opposite lane that this end gave back. A *ping* says nothing, and
+// is there to be acknowledged by the peer's host. The header is a routing
 // hint, unauthenticated: it says in which of the lane's private slots a record belongs, and nothing is allocated or
 // believed for it. A header that does not fit (an unknown lane, a number out of order, a record too short or long,
 // more records than there are slots, credit for what was not sent) is a violation, and the last thing that is read of
@@ -107,7 +108,7 @@ class Link {
  private:
   static constexpr size_t kHeaderBytes = 12;
   static constexpr size_t kBufferBytes = 8192;
-  enum class FrameKind : uint8_t { record = 1, credit = 2 };
+  enum class FrameKind : uint8_t { record = 1, credit = 2, ping = 3 };
 
   struct Outbound {
     uint64_t queued = 0, sent = 0, returned = 0;
@@ -143,8 +144,8 @@ class Link {
   std::deque<Frame> queue_;
   size_t queued_ = 0;     // bytes of records
   size_t head_sent_ = 0;  // bytes of the first frame that are on their way
-  bool wanted_ = false;  // or attached
-  bool deaf_ = false;  // the peer takes nothing any more
+  bool wanted_ = false;   // or attached
+  bool deaf_ = false;     // the peer takes nothing any more
   bool ended_ = false, violated_ = false, shut_ = false;
 
   // Either a record is being received and the buffer is empty, or the buffer has less than a header.

@@ -38,9 +38,11 @@ void prove(const Secret& conn, char label, const uint8_t* challenge, size_t chal
 
 void set(int socket, int level, int option, int value) { setsockopt(socket, level, option, &value, sizeof value); }
 
-// A link's socket: nothing is held back to be sent with more, and a host that went away is asked whether it is there.
+// A link's socket: nothing is held back to be sent with more, what is lost is sent again soon and often while little
+// is under way, and a host that went away is asked whether it is there.
 void settle(int socket) {
   set(socket, IPPROTO_TCP, TCP_NODELAY, 1);
+  set(socket, IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, 1);
   set(socket, SOL_SOCKET, SO_KEEPALIVE, 1);
   set(socket, IPPROTO_TCP, TCP_KEEPIDLE, 1);
   set(socket, IPPROTO_TCP, TCP_KEEPINTVL, 1);

@@ -7,9 +7,9 @@
 //   connector -> acceptor   m = u32 s | u32 d | u16 channel | n[32], then HMAC(conn, "c" || c || m)
 //   acceptor -> connector   HMAC(conn, "a" || c || m)
 //
-// Two ranks that want each other would often cross and make two sockets. So the lower one of a pair lets the higher one
-// come first; and where they cross all the same, the higher one's socket stays: it lets the lower one in only as long
-// as it has not proven itself to it, and the lower one takes the first that is proven.
+// Two ranks that want each other would often cross and make two sockets. So the lower one of a pair lets the higher
+// one come first; and where they cross all the same, the higher one's socket stays: it lets the lower one in only as
+// long as it has not proven itself to it, and the lower one takes the first that is proven.
 //
 // Anyone may connect. An unproven socket costs a descriptor and some bytes for at most five seconds, there are never
 // more of them than a fixed number, and the oldest makes room for the next. So a member gets in whatever strangers do,
@@ -37,8 +37,8 @@ class Meeting {
   // A rank that may be met: where it listens, and the roots "conn" of the two directions. Throws EngineError:
   // handshake, when the two have no family of addresses in common.
   void expect(uint32_t peer, std::vector<Address> addresses, Secret tx, Secret rx);
-  // Connects to it, from now on; `patience` (ns) later when it is a higher rank, which comes by itself if it wants this
-  // one. Idempotent; nothing where it was met.
+  // Connects to it, from now on; `patience` (ns) later when it is a higher rank, which comes by itself if it wants
+  // this one. Idempotent; nothing where it was met.
   void want(uint32_t peer, int64_t patience);
 
   // Makes progress until all that are wanted were met or `until` (ns, monotonic) has passed. Whether they were.
@@ -106,7 +106,7 @@ class Meeting {
   std::string left_out_;
   std::vector<Descriptor> listeners_;
   std::vector<Pending> pending_;  // oldest first
-  std::vector<Peer> peers_;  // that were not met and taken
+  std::vector<Peer> peers_;       // that were not met and taken
   uint64_t strangers_ = 0;
   std::string last_stranger_;
 };

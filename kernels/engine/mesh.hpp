@@ -25,8 +25,8 @@ class Mesh {
   // What a rank announces, inside the authenticated handshake.
   static constexpr size_t kEndpointBytes = 16 + Segment::kEndpointBytes + kAddressesBytes;
 
-  // `shape`: with the most that a slot may hold. `shared`: whether shared memory is used at all. `addresses`: where to listen, none for shared memory alone. Throws
-  // EngineError: config.
+  // `shape`: with the most that a slot may hold. `shared`: whether shared memory is used at all. `addresses`: where to
+  // listen, none for shared memory alone. Throws EngineError: config.
   Mesh(uint32_t rank, SegmentShape shape, bool shared, const std::vector<Address>& addresses);
   ~Mesh();
   Mesh(const Mesh&) = delete;

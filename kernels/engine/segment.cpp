@@ -133,8 +133,7 @@ void* Segment::map_file(int fd, int protection) const {
   void* at = mmap(nullptr, file_bytes_, protection, MAP_SHARED, fd, 0);
   if (at == MAP_FAILED) return at;
   // Not the rest: reading a page of shared memory that is not there makes it.
-  if (mmap(at, shape_.control_at(), protection, MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd, 0) != MAP_FAILED)
-    return at;
+  if (mmap(at, shape_.control_at(), protection, MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd, 0) != MAP_FAILED) return at;
   const int failed = errno;
   munmap(at, file_bytes_);
   errno = failed;

@@ -1,12 +1,12 @@
 // One rank's shared memory, and its view of its peers'.
 //
 // Every rank owns one POSIX segment that it alone writes: its bell, the heads and slots of the lanes it writes, the
-// tails of the lanes it reads. Peers map it read-only. Its whole size follows from (size, most slot bytes, depth) and is
-// checked before a peer's segment is mapped. Most of that is never allocated: the words are, for all ranks; the lanes
-// to a peer that is found in the same memory, before this rank confirms the handshake; and the lanes for messages
-// between two ranks, before their first one. The owner holds a POSIX record lock on it: the
-// kernel drops the lock when the process dies, a forked child does not inherit it, and it works across pid namespaces.
-// So a look at the lock tells whether a peer lives, and whether a left-over segment may be removed.
+// tails of the lanes it reads. Peers map it read-only. Its whole size follows from (size, most slot bytes, depth) and
+// is checked before a peer's segment is mapped. Most of that is never allocated: the words are, for all ranks; the
+// lanes to a peer that is found in the same memory, before this rank confirms the handshake; and the lanes for
+// messages between two ranks, before their first one. The owner holds a POSIX record lock on it: the kernel drops the
+// lock when the process dies, a forked child does not inherit it, and it works across pid namespaces. So a look at the
+// lock tells whether a peer lives, and whether a left-over segment may be removed.
 //
 // Whether two ranks share memory is not told by names: each looks for a random challenge in the segment that the other
 // made, and writes into its own, for the other to see, which peers' challenges it found.
@@ -79,8 +79,8 @@ class Segment {
   // mapped here, or is not the one that the peer made. Throws EngineError: handshake, when no peer could have
   // announced this.
   bool map(uint32_t peer, const uint8_t endpoint[kEndpointBytes], std::string& why_not);
-  // After the last one: settles the payload of a slot, at most that of the shape, and allocates the lanes to those that
-  // were mapped. Throws EngineError: config, with path, needed and free bytes, when shared memory is too small.
+  // After the last one: settles the payload of a slot, at most that of the shape, and allocates the lanes to those
+  // that were mapped. Throws EngineError: config, with path, needed and free bytes, when shared memory is too small.
   void allocate_lanes(uint32_t slot_bytes);
   // Once every rank has tried: whether both found each other's. Equal on both ends. Unmaps the segment of a peer that
   // is not met.

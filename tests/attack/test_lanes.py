@@ -7,6 +7,7 @@ outputs are zero, and the communicator refuses every later call.
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -138,6 +139,28 @@ def test_replayed_record(tmp_path: Path) -> None:
     # A lane of four slots and three records a collective: position - 1 is still there while position .. + 2 are fresh.
     _assert_refused(_attack(tmp_path, attack))
     assert any(stale[0])
+
+
+def test_f7_records_of_an_earlier_attempt(tmp_path: Path) -> None:
+    """The same ranks with the same key, data and calls, in an earlier session: nothing of it verifies."""
+    old: list[bytes] = []
+
+    def keep(sender: HostView, _: HostView, position: int) -> None:
+        for record in range(RECORDS):
+            at = sender.slot_at(2, position + record)
+            old.append(bytes(sender.memory[at : at + 4096 + TAG]))
+
+    def replay(sender: HostView, _: HostView, position: int) -> None:
+        for record, slot in enumerate(old):
+            at = sender.slot_at(2, position + record)
+            sender.memory[at : at + len(slot)] = slot
+
+    (tmp_path / "first").mkdir()
+    (tmp_path / "second").mkdir()
+    for first, _, _, right in _attack(tmp_path / "first", keep):
+        assert (first, right) == ("returned", True)
+    shutil.copy(tmp_path / "first" / "key", tmp_path / "second" / "key")
+    _assert_refused(_attack(tmp_path / "second", replay))
 
 
 def test_reflected_record(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Someone in the middle: a relay that two ranks' socket passes through, and that sees and changes what is on it.
+"""Someone in the middle: a relay that two ranks' socket passes through, and that sees and changes what is on it; and a
+detour that many pass through, late and in another order.
 
 Endpoints are authenticated, so the host cannot redirect a rank by lying about them; it can by routing. A test plays
 that in the connecting rank's process: :func:`through` lets it connect to the relay, and tell the relay where it wanted
@@ -9,11 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import socket
 import struct
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -122,6 +124,85 @@ class Relay:
         return bytes(data)
 
 
+@dataclass
+class Detour:
+    """Takes the connections to one rank, and lets them through late, the last one first, and piece by piece.
+
+    Of the first connections as many as ``resets`` has entries are reset, each once so many bytes came from the rank:
+    at 0 before any did; it sends a challenge of 32 bytes, and its proof when it has the other's.
+    """
+
+    folder: Path
+    rank: int
+    seed: int
+    resets: Sequence[int] = ()
+    accepted: int = 0
+    overtook: int = 0
+    """Connections that were let through before an earlier one."""
+
+    GATHER_SECONDS = 0.25
+
+    def __post_init__(self) -> None:
+        self._rng = random.Random(self.seed)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        (self.folder / f"detour{self.rank}").write_text(str(self._listener.getsockname()[1]))
+        self._sockets: list[socket.socket] = []
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        for s in (self._listener, *self._sockets):
+            s.close()
+
+    def _accept(self) -> None:
+        while True:
+            batch = []
+            try:
+                self._listener.settimeout(None)
+                batch.append(self._listener.accept()[0])
+                self._listener.settimeout(self.GATHER_SECONDS)
+                while True:
+                    batch.append(self._listener.accept()[0])
+            except TimeoutError:
+                pass
+            except OSError:
+                return
+            self.overtook += len(batch) - 1
+            for near in reversed(batch):
+                self._let_through(near)
+
+    def _let_through(self, near: socket.socket) -> None:
+        limit = self.resets[self.accepted] if self.accepted < len(self.resets) else None
+        self.accepted += 1
+        try:
+            far = socket.create_connection(("127.0.0.1", int((self.folder / f"port{self.rank}").read_text())))
+        except OSError:
+            near.close()
+            return
+        self._sockets += [near, far]
+        for source, to, bytes_left in ((near, far, None), (far, near, limit)):
+            seed = self._rng.random()
+            threading.Thread(target=self._pass, args=(source, to, bytes_left, seed), daemon=True).start()
+
+    def _pass(self, source: socket.socket, to: socket.socket, left: int | None, seed: float) -> None:
+        rng = random.Random(seed)
+        try:
+            while left is None or left > 0:
+                part = source.recv(rng.choice((1, 100, 5000, 1 << 16)) if left is None else left)
+                if not part:
+                    to.shutdown(socket.SHUT_WR)
+                    return
+                if rng.random() < 0.1:
+                    time.sleep(rng.uniform(0, 0.003))
+                to.sendall(part)
+                left = None if left is None else left - len(part)
+            time.sleep(0.05)  # what was passed on is read
+            reset(source)
+            reset(to)
+        except OSError:
+            with_suppressed(source.close)
+            with_suppressed(to.close)
+
+
 def with_suppressed(call: Callable[[], object]) -> None:
     """What may fail because the other thread was first."""
     with contextlib.suppress(OSError):
@@ -158,11 +239,30 @@ def through(rank: int, folder: Path) -> None:
         (port,) = struct.unpack(">H", first[ADDRESSES_AT : ADDRESSES_AT + 2])
         host = socket.inet_ntoa(first[ADDRESSES_AT + 4 : ADDRESSES_AT + 8])
         (folder / "target").write_text(f"{host} {port}")
-        relay = struct.pack(">HH", int((folder / "relay").read_text()), 0) + socket.inet_aton("127.0.0.1")
-        rest = first[ADDRESSES_AT + 32 :]
-        return [first[:ADDRESSES_AT] + relay + bytes(24) + rest, *endpoints[1:]]
+        return [listening_at(first, int((folder / "relay").read_text())), *endpoints[1:]]
 
     on_connect(redirect)
+
+
+def by_detours(rank: int, folder: Path) -> None:
+    """For ``prepare``: every connection takes the detour of the rank that it goes to."""
+    sockets_only(rank, folder)
+    announce(folder, rank)
+
+    def redirect(endpoints: list[bytes]) -> list[bytes]:
+        ports = [int((folder / f"detour{peer}").read_text()) for peer in range(len(endpoints))]
+        return [
+            endpoint if peer == rank else listening_at(endpoint, port)
+            for peer, (endpoint, port) in enumerate(zip(endpoints, ports, strict=True))
+        ]
+
+    on_connect(redirect)
+
+
+def listening_at(endpoint: bytes, port: int) -> bytes:
+    """The endpoint of a rank that listens there, on loopback."""
+    there = struct.pack(">HH", port, 0) + socket.inet_aton("127.0.0.1") + bytes(24)
+    return endpoint[:ADDRESSES_AT] + there + endpoint[ADDRESSES_AT + 32 :]
 
 
 def on_connect(change: Callable[[list[bytes]], list[bytes]]) -> None:

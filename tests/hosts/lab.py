@@ -20,6 +20,8 @@ _numbers = itertools.count()
 
 _BURST_BYTES = 256 << 10
 _QUEUE_SECONDS = 0.05
+PACKETS = ("gso_max_segs", "1")
+"""Of a link's options: hosts hand over packets as they would be on a wire, not many in one."""
 
 
 class Unable(Exception):
@@ -42,14 +44,58 @@ class Lab:
 
     name: str
     count: int
+    families: Sequence[int] = (4, 6)
 
     def host(self, number: int) -> str:
         """Its network namespace."""
         return f"{self.name}-{number}"
 
+    @property
+    def hub(self) -> str:
+        """The namespace of the bridge, with a port for each host."""
+        return f"{self.name}-hub"
+
     def cut(self, number: int) -> None:
         """Pulls a host's cable: nobody is told."""
-        _ip("-n", f"{self.name}-hub", "link", "set", f"port{number}", "down")
+        _ip("-n", self.hub, "link", "set", f"port{number}", "down")
+
+    def lose(self, number: int, out: int = 0, into: int = 0) -> None:
+        """From now on so many percent of the packets that leave a host are dropped at random, and of those that go to
+        it. 100 cuts its cable in one direction, 0 mends it. Raises :class:`Unable` without nftables."""
+        if shutil.which("nft") is None:
+            raise Unable("nftables is not installed")
+        port = f"port{number}"
+        table = f"table netdev {port}"
+        rules = [f"{table} {{}}", f"delete {table}", f"{table} {{}}"]  # so it is there to be deleted, and is empty
+        for hook, share in (("ingress", out), ("egress", into)):
+            chain = f"netdev {port} {hook}"
+            rules.append(f'add chain {chain} {{ type filter hook {hook} device "{port}" priority 0; }}')
+            if share:
+                some = f"numgen random mod 100 < {share}" if share < 100 else ""
+                rules.append(f"add rule {chain} {some} drop")
+        words = ["ip", "netns", "exec", self.hub, "nft", "-f", "-"]
+        done = subprocess.run(words, input="\n".join(rules), capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise Unable(f"nft: {done.stderr.strip()}")
+
+    def plug(self, number: int, *options: str) -> None:
+        """Starts a host and connects it. ``options`` of its link are for ``ip``."""
+        host, port, mac = self.host(number), f"port{number}", f"02:00:00:00:00:{number + 1:02x}"
+        _ip("netns", "add", host)
+        _ip("-n", host, "link", "set", "lo", "up")
+        _ip("-n", self.hub, "link", "add", port, "type", "veth", "peer", "name", "eth0", "address", mac, "netns", host)
+        _ip("-n", self.hub, "link", "set", port, "master", "bridge", "up")
+        _ip("-n", host, "link", "set", "eth0", *options, "up")
+        if 4 in self.families:
+            _ip("-n", host, "address", "add", f"10.77.0.{number + 1}/24", "dev", "eth0")
+        if 6 in self.families:
+            _ip("-n", host, "address", "add", f"fd77::{number + 1}/64", "dev", "eth0", "nodad")
+
+    def crash(self, number: int) -> None:
+        """Takes a host away as a loss of power does: nobody is told. The test kills its processes, unheard.
+        :meth:`plug` starts it again, without memory of its connections."""
+        _ip("-n", self.hub, "link", "delete", f"port{number}")
+        _ip("netns", "delete", self.host(number))
 
     def shape(self, number: int, bytes_per_second: float) -> None:
         """Gives a host's cable a rate, each way, that counts Ethernet frames. Replaces an earlier one."""
@@ -58,7 +104,7 @@ class Lab:
         limit = max(_BURST_BYTES, int(bytes_per_second * _QUEUE_SECONDS))
         words = f"root tbf rate {int(8 * bytes_per_second)}bit burst {_BURST_BYTES} limit {limit}".split()
         _run("tc", "-n", self.host(number), "qdisc", "replace", "dev", "eth0", *words)
-        _run("tc", "-n", f"{self.name}-hub", "qdisc", "replace", "dev", f"port{number}", *words)
+        _run("tc", "-n", self.hub, "qdisc", "replace", "dev", f"port{number}", *words)
 
     def describe(self, folder: Path, placement: Sequence[int]) -> None:
         """For :func:`enter`: which rank runs on which host."""
@@ -66,32 +112,35 @@ class Lab:
 
 
 @contextmanager
-def lab(count: int, families: Sequence[int] = (4, 6)) -> Iterator[Lab]:
-    """Makes hosts on one network, and removes them. Raises :class:`Unable`."""
+def lab(count: int, families: Sequence[int] = (4, 6), *options: str) -> Iterator[Lab]:
+    """Makes hosts on one network, and removes them. Raises :class:`Unable`. ``options``: see :meth:`Lab.plug`."""
     if shutil.which("ip") is None:
         raise Unable("iproute2 is not installed")
-    made = Lab(f"sc{os.getpid()}x{next(_numbers)}", count)
-    hub = f"{made.name}-hub"
-    namespaces = [hub, *(made.host(number) for number in range(count))]
+    made = Lab(f"sc{os.getpid()}x{next(_numbers)}", count, families)
     try:
-        for namespace in namespaces:
-            _ip("netns", "add", namespace)
-            _ip("-n", namespace, "link", "set", "lo", "up")
-        _ip("-n", hub, "link", "add", "bridge", "type", "bridge")
-        _ip("-n", hub, "link", "set", "bridge", "up")
+        _ip("netns", "add", made.hub)
+        _ip("-n", made.hub, "link", "add", "bridge", "type", "bridge")
+        _ip("-n", made.hub, "link", "set", "bridge", "up")
         for number in range(count):
-            host = made.host(number)
-            _ip("-n", hub, "link", "add", f"port{number}", "type", "veth", "peer", "name", "eth0", "netns", host)
-            _ip("-n", hub, "link", "set", f"port{number}", "master", "bridge", "up")
-            _ip("-n", host, "link", "set", "eth0", "up")
-            if 4 in families:
-                _ip("-n", host, "address", "add", f"10.77.0.{number + 1}/24", "dev", "eth0")
-            if 6 in families:
-                _ip("-n", host, "address", "add", f"fd77::{number + 1}/64", "dev", "eth0", "nodad")
+            made.plug(number, *options)
         yield made
     finally:
-        for namespace in namespaces:
+        for namespace in (made.hub, *(made.host(number) for number in range(count))):
             subprocess.run(["ip", "netns", "delete", namespace], capture_output=True, check=False)
+
+
+@contextmanager
+def hosts(count: int, families: Sequence[int] = (4, 6), *options: str) -> Iterator[Lab]:
+    """A :func:`lab` for a test, which is skipped where there can be none."""
+    import pytest
+
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces need root")
+    try:
+        with lab(count, families, *options) as made:
+            yield made
+    except Unable as e:
+        pytest.skip(str(e))
 
 
 def placed(rank: int, folder: Path) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,19 +11,8 @@ import pytest
 from securecoll import Communicator, SecureCollError
 from tests.engine.digests import every_result
 from tests.groups import SMALL, group, run
-from tests.hosts.lab import Lab, Unable, enter, lab, placed
+from tests.hosts.lab import enter, hosts, placed
 from tests.test_communicator import every_collective
-
-
-@contextmanager
-def _hosts(count: int, families: Sequence[int] = (4, 6)) -> Iterator[Lab]:
-    if os.geteuid() != 0:
-        pytest.skip("network namespaces need root")
-    try:
-        with lab(count, families) as made:
-            yield made
-    except Unable as e:
-        pytest.skip(str(e))
 
 
 def _everything(comm: Communicator) -> tuple[int, int, str]:
@@ -51,9 +37,9 @@ def test_every_collective_across_hosts(tmp_path: Path, placement: tuple[int, ...
     host, and nobody else."""
     (tmp_path / "one-machine").mkdir()
     size = len(placement)
-    with _hosts(max(placement) + 1, families) as hosts:
-        hosts.describe(tmp_path, placement)
-        hosts.describe(tmp_path / "one-machine", placement)
+    with hosts(max(placement) + 1, families) as made:
+        made.describe(tmp_path, placement)
+        made.describe(tmp_path / "one-machine", placement)
         found = run(size, tmp_path, _everything, shape=SMALL, prepare=enter)
     expected = run(size, tmp_path / "one-machine", every_result, shape=SMALL, prepare=placed)
     assert [digest for *_, digest in found] == expected
@@ -79,15 +65,15 @@ def _until_it_ends(comm: Communicator, gate: str, busy: bool) -> tuple[str, str,
 @pytest.mark.parametrize("busy", [True, False], ids=["sending", "waiting"])
 def test_a_host_that_vanishes_is_noticed_and_named(tmp_path: Path, busy: bool) -> None:
     """Its cable is pulled: no socket closes, nothing is refused."""
-    with _hosts(2) as hosts:
-        hosts.describe(tmp_path, (0, 1))
+    with hosts(2) as made:
+        made.describe(tmp_path, (0, 1))
         gate = tmp_path / "gate"
         with group(2, tmp_path, _until_it_ends, str(gate), busy, prepare=enter) as ranks:
             ranks.wait_joined()
             while not gate.exists():
                 time.sleep(0.01)
             time.sleep(0.3)
-            hosts.cut(1)
+            made.cut(1)
             cut = time.time()
             outcomes = ranks.finish()
     for rank, outcome in enumerate(outcomes):

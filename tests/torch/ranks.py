@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-import tests.groups  # noqa: F401 (sets the fork server's list, see below)
+from tests.groups import configure  # tests.groups sets the fork server's list, see below
 
 GROUP_SECONDS = 20
 WATCHDOG_SECONDS = 60
@@ -44,13 +44,21 @@ _context.set_forkserver_preload(
 )
 
 
-def on_ranks(*sizes: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Makes a test of a function ``body(rank, size)`` that every rank runs, once for each world size."""
+TRANSPORTS = {"shared memory": {}, "sockets": {"SECURECOLL_TRANSPORT": "tcp", "SECURECOLL_IFNAME": "lo"}}
+"""What ranks are connected by, and the settings that say so."""
+
+
+def on_ranks(*sizes: int, over_both: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Makes a test of a function ``body(rank, size)`` that every rank runs, once for each world size, in shared memory
+    or over both transports."""
+    cells = [pytest.param(size, "shared memory", id=f"{size}") for size in sizes]
+    if over_both:
+        cells = [pytest.param(size, name, id=f"{size}-{name}") for size in sizes for name in TRANSPORTS]
 
     def decorate(body: Callable[[int, int], None]) -> Callable[..., None]:
-        @pytest.mark.parametrize("size", sizes)
-        def test(size: int, ranks: Callable[[int], Ranks]) -> None:
-            ranks(size).run(body.__module__, body.__name__)
+        @pytest.mark.parametrize(("size", "over"), cells)
+        def test(size: int, over: str, ranks: Callable[[int, str], Ranks]) -> None:
+            ranks(size, over).run(body.__module__, body.__name__)
 
         test.__name__, test.__doc__ = body.__name__, body.__doc__
         test.body = body  # type: ignore[attr-defined]
@@ -62,8 +70,9 @@ def on_ranks(*sizes: int) -> Callable[[Callable[..., None]], Callable[..., None]
 class Ranks:
     """``size`` processes in one process group."""
 
-    def __init__(self, size: int, folder: Path) -> None:
+    def __init__(self, size: int, folder: Path, over: str) -> None:
         self.size = size
+        self._over = over
         self._folder = folder
         self._starts = 0
         self._processes: list[Any] = []
@@ -87,13 +96,14 @@ class Ranks:
 
     def _start(self) -> None:
         self._starts += 1
-        store, key = self._folder / f"store{self.size}-{self._starts}", self._folder / "key"
+        store, key = self._folder / f"store {self.size} {self._over} {self._starts}", self._folder / "key"
+        settings = {**TRANSPORTS[self._over], "SECURECOLL_KEY_FILE": str(key)}
         if not key.exists():
             key.write_bytes(os.urandom(32))
             key.chmod(0o600)
         for rank in range(self.size):
             ours, theirs = _context.Pipe()
-            arguments = (rank, self.size, str(store), str(key), theirs)
+            arguments = (rank, self.size, str(store), settings, theirs)
             process = _context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             theirs.close()
@@ -133,7 +143,9 @@ class Ranks:
             pytest.fail(f"{what}\n" + "\n".join(failures), pytrace=False)
 
 
-def _serve(rank: int, size: int, store: str, key: str, pipe: multiprocessing.connection.Connection) -> None:
+def _serve(
+    rank: int, size: int, store: str, settings: dict[str, str], pipe: multiprocessing.connection.Connection
+) -> None:
     import faulthandler
 
     import torch
@@ -142,7 +154,7 @@ def _serve(rank: int, size: int, store: str, key: str, pipe: multiprocessing.con
     import securecoll.torch  # noqa: F401 (registers the backend where torch has not)
 
     faulthandler.register(signal.SIGUSR1)
-    os.environ["SECURECOLL_KEY_FILE"] = key
+    configure(settings)
     torch.set_num_threads(1)
     while True:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import threading
 import time
 from datetime import timedelta
@@ -30,7 +31,7 @@ def raises_after(seconds: float, call: object) -> None:
     assert seconds - SLACK < time.monotonic() - began < seconds + SLACK
 
 
-@on_ranks(2)
+@on_ranks(2, over_both=True)
 def test_f3_each_timeout_holds_at_its_own_limit(rank: int, size: int) -> None:
     """https://github.com/pytorch/pytorch/pull/167052: set on a group, for a wait, and changed later."""
     x = torch.ones(4)
@@ -57,7 +58,7 @@ def test_f3_torchs_own_setter_says_that_it_does_nothing(rank: int, size: int) ->
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=1))
 
 
-@on_ranks(2)
+@on_ranks(2, over_both=True)
 def test_f4_a_rank_that_fails_destroys_its_group_and_the_other_learns_of_it(rank: int, size: int) -> None:
     """https://github.com/pytorch/torchtitan/pull/1342"""
     group = dist.new_group([0, 1])
@@ -81,7 +82,7 @@ def test_f4_a_rank_that_fails_destroys_its_group_and_the_other_learns_of_it(rank
     dist.barrier()
 
 
-@on_ranks(2)
+@on_ranks(2, over_both=True)
 def test_f5_destroying_and_joining_again_over_one_store(rank: int, size: int) -> None:
     """https://github.com/pytorch/pytorch/issues/55967: and no session is ever the same."""
     folder = Path(os.environ["SECURECOLL_KEY_FILE"]).parent
@@ -101,7 +102,7 @@ def test_f5_destroying_and_joining_again_over_one_store(rank: int, size: int) ->
     tcp = server if rank == 0 else dist.TCPStore("127.0.0.1", port[0], is_master=False)
     dist.destroy_process_group()
     with mock.patch.object(Communicator, "create", recorded):
-        for store in (dist.FileStore(str(folder / "f5"), size), tcp):
+        for store in (dist.FileStore(str(folder / os.environ.get("SECURECOLL_TRANSPORT", "f5")), size), tcp):
             for _ in range(5):
                 dist.init_process_group(
                     "securecoll", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=20)
@@ -117,6 +118,35 @@ def test_f5_destroying_and_joining_again_over_one_store(rank: int, size: int) ->
     assert everyone[0] == everyone[1]
 
 
+@on_ranks(2, over_both=True)
+def test_f12_ranks_meet_by_every_name_of_loopback(rank: int, size: int) -> None:
+    """https://github.com/pytorch/pytorch/issues/135355"""
+    names = [name for name in ("127.0.0.1", "::1", "localhost") if ":" not in name or _has_ipv6()]
+    ports = [0] * len(names)
+    servers = []
+    if rank == 0:
+        servers = [dist.TCPStore(name, 0, is_master=True, wait_for_workers=False) for name in names]
+        ports = [server.port for server in servers]
+    dist.broadcast_object_list(ports)
+    dist.destroy_process_group()
+    for i, (name, port) in enumerate(zip(names, ports, strict=True)):
+        store = servers[i] if rank == 0 else dist.TCPStore(name, port, is_master=False, wait_for_workers=False)
+        dist.init_process_group("securecoll", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=20))
+        x = torch.ones(2)
+        dist.all_reduce(x)
+        assert (x == size).all()
+        if name != names[-1]:
+            dist.destroy_process_group()
+
+
+def _has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
 def holdings() -> dict[str, int]:
     """What of the system this process holds."""
     gc.collect()
@@ -130,7 +160,7 @@ def holdings() -> dict[str, int]:
     }
 
 
-@on_ranks(2)
+@on_ranks(2, over_both=True)
 def test_f6_groups_leave_nothing_behind(rank: int, size: int) -> None:
     """https://github.com/pytorch/pytorch/issues/129868"""
     x, first, last = torch.ones(50_000), 2, 102
@@ -154,7 +184,7 @@ def test_f6_groups_leave_nothing_behind(rank: int, size: int) -> None:
     assert not any(grown.values()), after
 
 
-@on_ranks(2)
+@on_ranks(2, over_both=True)
 def test_f15_works_of_one_group_complete_in_the_order_of_their_calls(rank: int, size: int) -> None:
     """https://github.com/pytorch/pytorch/pull/131895"""
     counts = [500_000, 1, 70_000, 3, 0, 17, 100_000, 9]
@@ -176,7 +206,7 @@ def test_f15_works_of_one_group_complete_in_the_order_of_their_calls(rank: int, 
             assert (t == 2 * i + 1).all()
 
 
-@on_ranks(2)
+@on_ranks(2, over_both=True)
 def test_f15_four_threads_drive_four_groups_each_rank_starting_with_another(rank: int, size: int) -> None:
     """https://github.com/pytorch/gloo/issues/35"""
     groups = [dist.new_group([0, 1]) for _ in range(4)]

@@ -266,7 +266,7 @@ def test_pipelining_with_1f1b(rank: int, size: int) -> None:
     _pipeline(rank, size, "1f1b")
 
 
-@on_ranks(2)
+@on_ranks(2, over_both=True)
 def test_f1_a_send_and_a_receive_that_differ_end_both(rank: int, size: int) -> None:
     group = dist.new_group([0, 1])
     began = time.monotonic()

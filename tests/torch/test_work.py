@@ -195,7 +195,7 @@ def test_set_timeout_changes_a_group(rank: int, size: int) -> None:
     meet()
 
 
-@on_ranks(2)
+@on_ranks(2, over_both=True)
 def test_f1_mismatched_calls_raise_in_wait_future_and_callback(rank: int, size: int) -> None:
     group = dist.new_group([0, 1])
     x = torch.ones(100 + 100 * rank)
@@ -216,7 +216,7 @@ def test_f1_mismatched_calls_raise_in_wait_future_and_callback(rank: int, size: 
     meet()
 
 
-@on_ranks(2)
+@on_ranks(2, over_both=True)
 def test_an_aborted_group_raises_and_tells_the_peer(rank: int, size: int) -> None:
     group = dist.new_group([0, 1])
     dist.all_reduce(torch.ones(1), group=group)
