@@ -105,6 +105,7 @@ class Communicator:
         self._members = members
         self._planner = planner
         self._forgotten = False
+        self._strangers = engine.strangers()[0]
         _open.add(self)
 
     @classmethod
@@ -559,6 +560,11 @@ class Communicator:
         """Waits for what is in flight, erases the keys and gives back shared memory. May be called again."""
         self._engine.close()
         self._forget()
+        # Those of the time of joining were told then.
+        count, last = self._engine.strangers()
+        if count > self._strangers:
+            _tell_of_strangers(self._rank, count, last)
+            self._strangers = count
 
     @property
     def closed(self) -> bool:
@@ -831,6 +837,10 @@ def _mesh(exchange: Exchange, shape: Shape) -> _engine.Mesh:
     )
 
 
+def _tell_of_strangers(rank: int, count: int, last: str) -> None:
+    log.warning("rank %d: %d connections proved nothing and were closed; %s", rank, count, last)
+
+
 def _meet(mesh: _engine.Mesh, session: handshake.Session, topology: Topology, deadline: float) -> str:
     """Settles with every peer how records travel, and connects where there is no shared memory. Says which it is."""
     mesh.agree(session.conn_tx, session.conn_rx, topology.hosts)
@@ -842,7 +852,7 @@ def _meet(mesh: _engine.Mesh, session: handshake.Session, topology: Topology, de
             raise HandshakeError(f"rank {session.rank}: not everyone could be reached: {mesh.missing()}")
         strangers, last = mesh.strangers()
         if strangers > told and (met or time.monotonic() >= next_word):
-            log.warning("rank %d: %d connections proved nothing and were closed; %s", session.rank, strangers, last)
+            _tell_of_strangers(session.rank, strangers, last)
             told, next_word = strangers, time.monotonic() + _STRANGERS_SECONDS
     peers = [peer for peer in range(session.size) if peer != session.rank]
     distant = [peer for peer in peers if not mesh.is_shared(peer)]

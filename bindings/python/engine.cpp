@@ -165,7 +165,7 @@ Array array_of(const nb::object& from, const char* name, const char* wanted) {
                         nb::cast<std::string>(nb::str(nb::handle(reinterpret_cast<PyObject*>(Py_TYPE(from.ptr()))))));
 }
 
-// Whether the interpreter ends: a thread that then asks for its lock is ended where it stands.
+// Whether the interpreter ends: a thread that then waits for its lock is ended where it stands.
 bool finalizing() {
 #if PY_VERSION_HEX >= 0x030D0000
   return Py_IsFinalizing() != 0;
@@ -178,8 +178,18 @@ bool finalizing() {
 std::shared_ptr<nb::object> shared(nb::object o) {
   return std::shared_ptr<nb::object>(new nb::object(std::move(o)), [](nb::object* p) {
     if (!Py_IsInitialized() || finalizing()) return;  // at the very end there is nobody left to give it to
-    nb::gil_scoped_acquire gil;
-    delete p;
+    if (PyGILState_Check()) {
+      delete p;
+      return;
+    }
+    // The interpreter may begin to end while this thread waits for its lock. So it does not wait: the main thread
+    // drops the object when it next can, and nobody does where there is no next time.
+    Py_AddPendingCall(
+        [](void* object) {
+          delete static_cast<nb::object*>(object);
+          return 0;
+        },
+        p);
   });
 }
 
@@ -699,6 +709,11 @@ void bind_engine(nb::module_& m) {
       .def_prop_ro("epoch", [](const PyCommunicator& c) { return c.communicator_->epoch(); })
       .def_prop_ro("sequence", [](const PyCommunicator& c) { return c.communicator_->last_sequence(); })
       .def_prop_ro("mapped_bytes", [](const PyCommunicator& c) { return c.communicator_->mapped_bytes(); })
+      .def("strangers",
+           [](const PyCommunicator& c) {
+             const auto [count, last] = c.communicator_->strangers();
+             return nb::make_tuple(count, last);
+           })
       .def_prop_ro("reached", [](const PyCommunicator& c) { return c.communicator_->reached(); })
       .def("counters", [](const PyCommunicator& c) {
         const Counters& k = c.communicator_->counters();

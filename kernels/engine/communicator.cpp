@@ -1232,6 +1232,7 @@ void Communicator::close() {
   messages_.reset();
   control_.clear();
   control_.resize(options_.size);
+  if (mesh_) strangers_ = {mesh_->strangers(), mesh_->last_stranger()};
   mesh_.reset();
 }
 
@@ -1271,6 +1272,11 @@ uint32_t Communicator::epoch() {
 std::vector<uint32_t> Communicator::reached() {
   std::lock_guard progress(progress_);
   return mesh_ ? mesh_->reached() : std::vector<uint32_t>{};
+}
+
+std::pair<uint64_t, std::string> Communicator::strangers() {
+  std::lock_guard progress(progress_);
+  return mesh_ ? std::pair(mesh_->strangers(), mesh_->last_stranger()) : strangers_;
 }
 
 uint64_t Communicator::mapped_bytes() {

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "engine/control.hpp"
@@ -76,6 +77,8 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
   const Counters& counters() const { return counters_; }
   uint64_t mapped_bytes();
   std::vector<uint32_t> reached();
+  // Connections to this rank that proved nothing, and what is to be said of the last; also after close().
+  std::pair<uint64_t, std::string> strangers();
   uint32_t epoch();
 
   // For the pool: one round of progress, if no other thread is at it. Idle: nothing is in flight.
@@ -194,6 +197,7 @@ class Communicator : public std::enable_shared_from_this<Communicator> {
 
   std::mutex progress_;  // taken before mutex_
   std::unique_ptr<Mesh> mesh_;
+  std::pair<uint64_t, std::string> strangers_;  // of one that was closed
   Transport transport_;
   Executor executor_;
   std::unique_ptr<PointToPoint> messages_;

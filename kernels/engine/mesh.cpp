@@ -159,9 +159,7 @@ bool Mesh::meet(int64_t until) {
       throw EngineError(ErrorKind::config, std::string("no descriptor to wait for sockets: ") + std::strerror(errno));
   }
   for (auto& [peer, socket] : meeting_->take()) attach(peer, std::move(socket));
-  strangers_ = meeting_->strangers();
-  last_stranger_ = meeting_->last_stranger();
-  if (meeting_->over()) meeting_.reset();
+  if (meeting_->over()) stop_meeting();
   return true;
 }
 
@@ -181,10 +179,15 @@ void Mesh::meet_wanted() {
   meeting_->progress(0);
   for (auto& [peer, socket] : meeting_->take()) attach(peer, std::move(socket));
   next_meeting_ = now + (meeting_->busy() ? kMeetSoon : kMeetOften);
-  if (meeting_->over()) meeting_.reset();
+  if (meeting_->over()) stop_meeting();
 }
 
-void Mesh::stop_meeting() { meeting_.reset(); }
+void Mesh::stop_meeting() {
+  if (!meeting_) return;
+  strangers_ = meeting_->strangers();
+  last_stranger_ = meeting_->last_stranger();
+  meeting_.reset();
+}
 
 std::string Mesh::why_not_reached(uint32_t peer) const {
   if (!meeting_ || shared_[peer] || links_[peer].link->attached()) return "";

@@ -142,7 +142,7 @@ def test_encoding() -> None:
 
 def test_identity_is_the_documented_hash() -> None:
     for topology, hosts in ((None, b""), (Topology.single(3), b""), (Topology((0, 1, 0)), pack(">3I", 0, 1, 0))):
-        parts = [pack(">I", 2), b"\1", b"ring", pack(">I", 3), pack(">Q", 192), b"", pack(">I", 4), pack(">I", 0)]
+        parts = [pack(">I", 3), b"\1", b"ring", pack(">I", 3), pack(">Q", 192), b"", pack(">I", 4), pack(">I", 0)]
         parts += [hosts, pack(">I", 64), pack(">I", 8)]
         text = b"SCOLL/1 plan\0" + b"".join(pack(">I", len(part)) + part for part in parts)
         made = make(size=3, nbytes=192, algorithm="ring", topology=topology)
