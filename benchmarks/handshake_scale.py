@@ -286,6 +286,12 @@ def draw(costs: Sequence[Cost], path: Path) -> None:
     figure.savefig(path, format="svg")
 
 
+def measure(size: int) -> Cost:
+    """Of a group of ``size`` ranks that all do everything."""
+    Group(2, [0, 1]).run(lambda: None)  # the first use of libcrypto takes longer
+    return Group(size, range(size)).run(lambda: None)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command."""
     assert __doc__ is not None

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.handshake_scale import Bystander, Group, fingerprints, main, sample_of
+from benchmarks.handshake_scale import Bystander, Group, fingerprints, main, measure, sample_of
 from securecoll._engine import Secret
 from securecoll.handshake import Session
 from securecoll.handshake.session import root_count
@@ -22,6 +22,11 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, str(SCRIPT), *words], capture_output=True, text=True, timeout=60, check=False
     )
+
+
+def test_one_group_as_other_benchmarks_measure_it() -> None:
+    cost = measure(5)
+    assert (cost.ranks, cost.sampled) == (5, 5) and 0 < cost.cpu_ms <= cost.slowest_cpu_ms
 
 
 def test_costs_of_each_group_are_reported(tmp_path: Path) -> None:
