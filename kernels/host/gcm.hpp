@@ -101,7 +101,7 @@ SC_INLINE __m128i multiply(__m128i a, __m128i b) {
 
 constexpr int kRounds = 14;
 constexpr size_t kPowers = 40;
-constexpr size_t kHalves = 32;  // as many as a group may have blocks
+constexpr size_t kHalves = 32;  // as many as a stride may have blocks
 
 // What AeadKey holds.
 struct Schedule {
@@ -163,8 +163,9 @@ void expand_key(AeadKey* key, const uint8_t raw[kKeyBytes]) {
   }
 }
 
-// Vector must give: Reg, kBlocks (blocks in a Reg), kGroup (vectors encrypted side by side), kKaratsuba (three
-// multiplications a vector and a shuffle, instead of four multiplications), and the one-line functions used below.
+// Vector must give: Reg, kBlocks (blocks in a Reg), kGroup (vectors encrypted side by side: a group), kGroups (groups
+// hashed into one sum: a stride), kKaratsuba (three multiplications a vector and a shuffle, instead of four
+// multiplications), and the one-line functions used below.
 template <class Vector>
 class Gcm {
  public:
@@ -195,10 +196,14 @@ class Gcm {
   using Reg = typename Vector::Reg;
   static constexpr size_t kVectorBytes = 16 * Vector::kBlocks;
   static constexpr size_t kGroupBytes = kVectorBytes * Vector::kGroup;
-  static constexpr size_t kAhead = 2048;  // bytes of text asked for before they are used; past the end does no harm
   static constexpr size_t kGroupBlocks = Vector::kBlocks * Vector::kGroup;
+  static constexpr size_t kStrideBytes = kGroupBytes * Vector::kGroups;
+  static constexpr size_t kStrideBlocks = kGroupBlocks * Vector::kGroups;
+  static constexpr int kStride = Vector::kGroup * Vector::kGroups;
+  static constexpr size_t kAhead = 2048;  // bytes of text asked for before they are used; past the end does no harm
   static_assert(Vector::kGroup < kRounds, "one vector is hashed in each round");
-  static_assert(kGroupBlocks <= kHalves && kHalves <= kPowers, "powers of H for the blocks of a group");
+  static_assert(kStrideBlocks <= kHalves && kHalves < kPowers, "powers of H for the blocks of a stride");
+  static_assert((kGroupBlocks & (kGroupBlocks - 1)) == 0 && kGroupBlocks <= 128, "see Counters");
 
   static SC_INLINE size_t blocks_of(size_t bytes) { return (bytes + 15) / 16; }
 
@@ -221,6 +226,10 @@ class Gcm {
       middle = Vector::bxor(middle, Vector::template multiply<0x00>(Vector::bxor(blocks, Vector::swap_halves(blocks)),
                                                                     Vector::load_private(halves)));
       high = Vector::bxor(high, Vector::template multiply<0x11>(blocks, h));
+      // Else the compiler may hold all products in order to add them in another order, and runs out of registers.
+      Vector::pin(low);
+      Vector::pin(middle);
+      Vector::pin(high);
     }
     SC_INLINE __m128i reduced() const {
       return reduce_product(Vector::fold(low), Vector::fold(middle), Vector::fold(high));
@@ -240,8 +249,9 @@ class Gcm {
     SC_INLINE Pass(const Schedule& k, size_t blocks, __m128i hash)
         : power(k.power + kPowers - blocks), carry(Vector::from_block(hash)) {}
     // `blocks` blocks, zeros behind them.
-    SC_INLINE void add(Reg data, size_t blocks) {
-      sum.add(Vector::bxor(Vector::reverse_bytes(data), carry), power);
+    SC_INLINE void add(Reg data, size_t blocks) { add_reversed(Vector::reverse_bytes(data), blocks); }
+    SC_INLINE void add_reversed(Reg data, size_t blocks) {
+      sum.add(Vector::bxor(data, carry), power);
       carry = Vector::zero();
       power += blocks;
     }
@@ -256,26 +266,58 @@ class Gcm {
     return Vector::bxor(Vector::reverse_bytes(counter), Vector::broadcast(&k.round[0]));
   }
 
-  // Turns a group of text into the other kind and leaves its ciphertext, byte-reversed, in `held`. With kHash it
-  // hashes what `held` held before, meanwhile: AES rounds and multiplications of different groups are independent,
-  // and fill each other's latencies.
-  template <bool kSeal, bool kHash, bool kFar>
-  static SC_INLINE void group(const Schedule& k, Reg& counter, __m128i& hash, Reg* held, const uint8_t* in,
-                              uint8_t* out) {
-    const __m128i* powers = k.power + kPowers - kGroupBlocks;
-    const __m128i* halves = k.halves + kHalves - kGroupBlocks;
-    Reg state[Vector::kGroup];
-    Sum sum;
-    SC_UNROLL for (int i = 0; i < Vector::kGroup; ++i) {
-      state[i] = whiten(k, counter);
-      counter = Vector::add32(counter, Vector::counter_step());
+  // What turns a group's base, which is the counter of its first block less 2, into the counters of its blocks. Text
+  // begins at counter 2, so the base of the first group is 0, and those that follow are multiples of kGroupBlocks: for
+  // all vectors but the last, adding is an exclusive or of last bytes, which commutes with whitening.
+  struct Counters {
+    alignas(kVectorBytes) uint8_t differences[16 * (kGroupBlocks - Vector::kBlocks)];  // big-endian blocks
+    alignas(kVectorBytes) uint32_t first[4 * Vector::kBlocks];                         // summands, of a first vector
+    alignas(kVectorBytes) uint32_t last[4 * Vector::kBlocks];                          // and of a group's last
+
+    constexpr Counters() : differences{}, first{}, last{} {
+      for (size_t i = 0; i < kGroupBlocks - Vector::kBlocks; ++i) {
+        differences[16 * i + 15] = static_cast<uint8_t>(2 + i);
+      }
+      for (size_t i = 0; i < Vector::kBlocks; ++i) {
+        first[4 * i] = static_cast<uint32_t>(2 + i);
+        last[4 * i] = static_cast<uint32_t>(2 + kGroupBlocks - Vector::kBlocks + i);
+      }
     }
+  };
+  static constexpr Counters kCounters{};
+
+  // A group's counters, whitened; leads `base` to the next group.
+  static SC_INLINE void whiten_group(const Schedule& k, Reg& base, Reg* state) {
+    Reg white = whiten(k, base);
+    Vector::pin(white);
+    SC_UNROLL for (int i = 0; i < Vector::kGroup - 1; ++i) {
+      state[i] = Vector::bxor(white, Vector::load_private(kCounters.differences + kVectorBytes * i));
+    }
+    state[Vector::kGroup - 1] = whiten(k, Vector::add32(base, Vector::load_private(kCounters.last)));
+    base = Vector::add32(base, Vector::group_step());
+  }
+
+  // Turns a group of text into the other kind and leaves its ciphertext, byte-reversed, in `held`. With kHash it adds
+  // to `sum` what `held` held before, meanwhile: AES rounds and multiplications of different groups are independent,
+  // and fill each other's latencies. `hash`, where it is not null, is added to the first of these blocks.
+  template <bool kSeal, bool kHash, bool kFar>
+  static SC_INLINE void group(const Schedule& k, Reg& base, Sum& sum, const __m128i* hash, const __m128i* powers,
+                              const __m128i* halves, Reg* held, const uint8_t* in, uint8_t* out,
+                              const char*& prefetch) {
+    // Hardware prefetchers stop at the end of a page.
+    SC_UNROLL for (size_t i = 0; i < kGroupBytes; i += 64) __builtin_prefetch(in + kAhead + i, 0, 3);
+    if (!kSeal && prefetch != nullptr) {
+      SC_UNROLL for (size_t i = 0; i < kGroupBytes; i += 64) __builtin_prefetch(prefetch + i, 1, 3);
+      prefetch += kGroupBytes;
+    }
+    Reg state[Vector::kGroup];
+    whiten_group(k, base, state);
     SC_UNROLL for (int r = 1; r < kRounds; ++r) {
       const Reg round = Vector::broadcast(&k.round[r]);
       SC_UNROLL for (int i = 0; i < Vector::kGroup; ++i) state[i] = Vector::aes_round(state[i], round);
       const int i = r - 1;
       if (kHash && i < Vector::kGroup) {
-        const Reg blocks = i == 0 ? Vector::bxor(held[0], Vector::from_block(hash)) : held[i];
+        const Reg blocks = i == 0 && hash != nullptr ? Vector::bxor(held[0], Vector::from_block(*hash)) : held[i];
         if constexpr (Vector::kKaratsuba) {
           sum.add_karatsuba(blocks, powers + Vector::kBlocks * i, halves + Vector::kBlocks * i);
         } else {
@@ -283,13 +325,12 @@ class Gcm {
         }
       }
     }
-    if constexpr (kHash && Vector::kKaratsuba) hash = sum.reduced_karatsuba();
-    if constexpr (kHash && !Vector::kKaratsuba) hash = sum.reduced();
     const Reg last = Vector::broadcast(&k.round[kRounds]);
     SC_UNROLL for (int i = 0; i < Vector::kGroup; ++i) {
       const Reg from = Vector::load(in + kVectorBytes * i);
       const Reg to = Vector::aes_last(state[i], Vector::bxor(last, from));
       held[i] = Vector::reverse_bytes(kSeal ? to : from);
+      asm("" : "+m"(held[i]));  // in memory now, not in a register that the next group's rounds want
       if constexpr (kFar) {
         Vector::stream(out + kVectorBytes * i, to);
       } else {
@@ -298,33 +339,39 @@ class Gcm {
     }
   }
 
-  // `groups` > 0 groups of text.
+  // A stride: group by group, and one reduction.
+  template <bool kSeal, bool kHash, bool kFar>
+  static SC_INLINE void stride(const Schedule& k, Reg& base, __m128i& hash, Reg* held, const uint8_t* in, uint8_t* out,
+                               const char*& prefetch) {
+    Sum sum;
+    SC_UNROLL for (int g = 0; g < Vector::kGroups; ++g) {
+      group<kSeal, kHash, kFar>(k, base, sum, g == 0 ? &hash : nullptr,
+                                k.power + kPowers - kStrideBlocks + kGroupBlocks * g,
+                                k.halves + kHalves - kStrideBlocks + kGroupBlocks * g, held + Vector::kGroup * g,
+                                in + kGroupBytes * g, out + kGroupBytes * g, prefetch);
+    }
+    if constexpr (kHash && Vector::kKaratsuba) hash = sum.reduced_karatsuba();
+    if constexpr (kHash && !Vector::kKaratsuba) hash = sum.reduced();
+  }
+
+  // `strides` > 0 strides of text.
   template <bool kSeal, bool kFar>
-  static SC_INLINE void crypt_groups(const Schedule& k, Reg& counter, __m128i& hash, const uint8_t*& in, size_t groups,
-                                     uint8_t*& out, const char*& prefetch) {
-    Reg held[Vector::kGroup];
+  static SC_INLINE void crypt_strides(const Schedule& k, Reg& base, __m128i& hash, const uint8_t*& in, size_t strides,
+                                      uint8_t*& out, const char*& prefetch) {
+    Reg held[kStride];
     const auto advance = [&] {
-      in += kGroupBytes;
-      out += kGroupBytes;
+      in += kStrideBytes;
+      out += kStrideBytes;
     };
-    const auto prefetch_group = [&] {
-      // Hardware prefetchers stop at the end of a page.
-      SC_UNROLL for (size_t i = 0; i < kGroupBytes; i += 64) __builtin_prefetch(in + kAhead + i, 0, 3);
-      if (kSeal || prefetch == nullptr) return;
-      SC_UNROLL for (size_t i = 0; i < kGroupBytes; i += 64) __builtin_prefetch(prefetch + i, 1, 3);
-      prefetch += kGroupBytes;
-    };
-    prefetch_group();
-    group<kSeal, false, kFar>(k, counter, hash, held, in, out);
+    stride<kSeal, false, kFar>(k, base, hash, held, in, out, prefetch);
     advance();
-    while (--groups > 0) {
-      prefetch_group();
-      group<kSeal, true, kFar>(k, counter, hash, held, in, out);
+    while (--strides > 0) {
+      stride<kSeal, true, kFar>(k, base, hash, held, in, out, prefetch);
       advance();
     }
     Sum sum;
-    const __m128i* powers = k.power + kPowers - kGroupBlocks;
-    SC_UNROLL for (int i = 0; i < Vector::kGroup; ++i) {
+    const __m128i* powers = k.power + kPowers - kStrideBlocks;
+    SC_UNROLL for (int i = 0; i < kStride; ++i) {
       sum.add(i == 0 ? Vector::bxor(held[0], Vector::from_block(hash)) : held[i], powers + Vector::kBlocks * i);
     }
     hash = sum.reduced();
@@ -333,7 +380,7 @@ class Gcm {
   // Turns one vector of text into the other kind.
   static SC_INLINE Reg crypt_vector(const Schedule& k, Reg& counter, Reg from) {
     Reg state = whiten(k, counter);
-    counter = Vector::add32(counter, Vector::counter_step());
+    counter = Vector::add32(counter, Vector::vector_step());
     SC_UNROLL for (int r = 1; r < kRounds; ++r) state = Vector::aes_round(state, Vector::broadcast(&k.round[r]));
     return Vector::aes_last(state, Vector::bxor(Vector::broadcast(&k.round[kRounds]), from));
   }
@@ -347,18 +394,19 @@ class Gcm {
     uint32_t nonce_high;
     __builtin_memcpy(&nonce_low, nonce, 8);
     __builtin_memcpy(&nonce_high, nonce + 8, 4);
-    // Counter block 1, its last four bytes big-endian.
-    const __m128i first =
-        _mm_set_epi64x(static_cast<long long>(0x0100000000000000 | nonce_high), static_cast<long long>(nonce_low));
+    // Counter blocks 0 and 1, their last four bytes big-endian.
+    const __m128i zeroth =
+        _mm_set_epi64x(static_cast<long long>(uint64_t{nonce_high}), static_cast<long long>(nonce_low));
+    const __m128i first = _mm_or_si128(zeroth, _mm_set_epi64x(0x0100000000000000, 0));
     const __m128i mask = encrypt_block(k, first);
     const __m128i lengths = _mm_set_epi64x(static_cast<long long>(aad_bytes * 8), static_cast<long long>(bytes * 8));
-    Reg counter = Vector::add32(Vector::reverse_bytes(Vector::broadcast(&first)), Vector::counter_start());
+    Reg base = Vector::reverse_bytes(Vector::broadcast(&zeroth));
     __m128i hash = _mm_setzero_si128();
 
-    const size_t groups = bytes / kGroupBytes;
-    const size_t tail_blocks = blocks_of(bytes % kGroupBytes);
+    const size_t strides = bytes / kStrideBytes;
+    const size_t tail_blocks = blocks_of(bytes % kStrideBytes);
     // A small record is one pass over associated data, text and lengths.
-    const bool single = groups == 0 && blocks_of(aad_bytes) + tail_blocks < kPowers;
+    const bool single = strides == 0 && blocks_of(aad_bytes) + tail_blocks < kPowers;
     if (!single) {
       const uint8_t* p = aad;
       size_t left = aad_bytes;
@@ -371,14 +419,22 @@ class Gcm {
         left -= part;
       }
     }
-    if (groups > 0) crypt_groups<kSeal, kFar>(k, counter, hash, in, groups, out, prefetch);
+    if (strides > 0) crypt_strides<kSeal, kFar>(k, base, hash, in, strides, out, prefetch);
 
     Pass pass(k, (single ? blocks_of(aad_bytes) : 0) + tail_blocks + 1, hash);
     if (single) pass.add_bytes(aad, aad_bytes);
-    size_t left = bytes % kGroupBytes;
+    size_t left = bytes % kStrideBytes;
+    if (Vector::kGroups > 1) {
+      for (; left >= kGroupBytes; left -= kGroupBytes, in += kGroupBytes, out += kGroupBytes) {
+        Reg held[Vector::kGroup];
+        group<kSeal, false, kFar>(k, base, pass.sum, nullptr, nullptr, nullptr, held, in, out, prefetch);
+        SC_UNROLL for (int i = 0; i < Vector::kGroup; ++i) pass.add_reversed(held[i], Vector::kBlocks);
+      }
+    }
     if (!kSeal && prefetch != nullptr) {
       for (size_t i = 0; i < left; i += 64) __builtin_prefetch(prefetch + i, 1, 3);
     }
+    Reg counter = Vector::add32(base, Vector::load_private(kCounters.first));
     for (; left >= kVectorBytes; left -= kVectorBytes, in += kVectorBytes, out += kVectorBytes) {
       const Reg from = Vector::load(in);
       const Reg to = crypt_vector(k, counter, from);

@@ -5,6 +5,10 @@
 #pragma once
 #include "host/gcm.hpp"
 
+#ifndef SC_REGISTER_512
+#define SC_REGISTER_512 "+v"
+#endif
+
 namespace securecoll::host {
 namespace {
 
@@ -12,6 +16,7 @@ struct Vector512 {
   using Reg = __m512i;
   static constexpr int kBlocks = 4;
   static constexpr int kGroup = 8;
+  static constexpr int kGroups = 1;
   static constexpr bool kKaratsuba = false;
 
   static SC_INLINE Reg zero() { return _mm512_setzero_si512(); }
@@ -36,9 +41,11 @@ struct Vector512 {
     const __m256i half = _mm256_xor_si256(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));
     return _mm_xor_si128(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
   }
-  // Added to byte-reversed counter block 1: the first text counters, 2 and on; and what leads to the next vector.
-  static SC_INLINE Reg counter_start() { return _mm512_set_epi32(0, 0, 0, 4, 0, 0, 0, 3, 0, 0, 0, 2, 0, 0, 0, 1); }
-  static SC_INLINE Reg counter_step() { return _mm512_set_epi32(0, 0, 0, 4, 0, 0, 0, 4, 0, 0, 0, 4, 0, 0, 0, 4); }
+  // Added to byte-reversed counters: what leads to the next vector, and the next group.
+  static SC_INLINE Reg vector_step() { return _mm512_set_epi32(0, 0, 0, 4, 0, 0, 0, 4, 0, 0, 0, 4, 0, 0, 0, 4); }
+  static SC_INLINE Reg group_step() { return _mm512_set_epi32(0, 0, 0, 32, 0, 0, 0, 32, 0, 0, 0, 32, 0, 0, 0, 32); }
+  // The compiler must have the value now, and no longer knows how it came about.
+  static SC_INLINE void pin(Reg& x) { asm("" : SC_REGISTER_512(x)); }
 
   static SC_INLINE Reg load(const uint8_t* p) { return *reinterpret_cast<const volatile __m512i_u*>(p); }
   static SC_INLINE void store(uint8_t* p, Reg x) { *reinterpret_cast<volatile __m512i_u*>(p) = x; }
@@ -51,9 +58,6 @@ struct Vector512 {
 
  private:
   static SC_INLINE __mmask64 mask(size_t n) { return ~uint64_t{0} >> (64 - n); }
-#ifndef SC_REGISTER_512
-#define SC_REGISTER_512 "+v"
-#endif
   // The same value, of which the compiler no longer knows where it came from. (There is no volatile masked access.)
   static SC_INLINE Reg hide(Reg x) {
     asm volatile("" : SC_REGISTER_512(x));
