@@ -64,7 +64,7 @@ const AeadKernels& set_named(const std::string& name) {
   throw nb::value_error(("no AEAD kernels \"" + name + "\" on this CPU; see aead_names()").c_str());
 }
 
-// "NAME/far" is set NAME with seal_far in the place of seal.
+// "NAME/far" is set NAME with seal_far and open_far in the places of seal and open.
 constexpr char kFar[] = "/far";
 bool is_far(const std::string& name) {
   const size_t n = sizeof kFar - 1;
@@ -78,8 +78,12 @@ std::string without_far(const std::string& name) {
 class Aead {
  public:
   Aead(const std::string& set, nb::handle key)
-      : set_(set_named(without_far(set))), seal_(is_far(set) ? set_.seal_far : set_.seal), key_(sizeof(AeadKey)) {
-    if (seal_ == nullptr) throw nb::value_error((set + ": these kernels seal in one way only").c_str());
+      : set_(set_named(without_far(set))),
+        seal_(is_far(set) ? set_.seal_far : set_.seal),
+        open_(is_far(set) ? set_.open_far : set_.open),
+        key_(sizeof(AeadKey)) {
+    if (seal_ == nullptr || open_ == nullptr)
+      throw nb::value_error((set + ": these kernels store in one way").c_str());
     const Buffer raw(key, false);
     require_size("the key", raw.size(), kKeyBytes);
     set_.expand(reinterpret_cast<AeadKey*>(key_.data()), raw.data());
@@ -132,7 +136,7 @@ class Aead {
     const Buffer n(nonce, false), a(aad, false);
     require_size("the nonce", n.size(), kNonceBytes);
     const nb::gil_scoped_release released;
-    if (set_.open(key(), n.data(), a.data(), a.size(), sealed.data(), bytes, sealed.data() + bytes, plain, nullptr)) {
+    if (open_(key(), n.data(), a.data(), a.size(), sealed.data(), bytes, sealed.data() + bytes, plain, nullptr)) {
       return true;
     }
     std::memset(plain, 0, bytes);
@@ -141,6 +145,7 @@ class Aead {
 
   const AeadKernels& set_;
   const decltype(AeadKernels::seal) seal_;
+  const decltype(AeadKernels::open) open_;
   Secret key_;
 };
 

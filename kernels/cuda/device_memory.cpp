@@ -347,7 +347,7 @@ class DeviceMemory final : public Memory {
     });
   }
 
-  void copy(Queue queue, void* to, const void* from, size_t bytes) override {
+  void copy(Queue queue, void* to, const void* from, size_t bytes, bool) override {
     const Current current(*device_);
     launch_pending(queue);
     post(queue, [this, queue, to, from, bytes] {

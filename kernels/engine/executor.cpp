@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "engine/store_choice.hpp"
 #include "engine/wait.hpp"
 
 namespace securecoll {
@@ -260,7 +261,9 @@ Executor::Turn Executor::run_chunk(Operation& op, uint32_t s) {
       uint8_t* plain = at ? at : staging(op, kPlain);
       // The lines it will write are asked for a little ahead.
       const void* ahead = at ? reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(at) + kAhead) : nullptr;
-      const Opened opened = memory.open(opening(op, source, chunk, bytes), slot, bytes, plain, ahead);
+      RecordContext record = opening(op, source, chunk, bytes);
+      record.far = at && block.bytes() >= kFarOutput;
+      const Opened opened = memory.open(record, slot, bytes, plain, ahead);
       if (!took(op, source, bytes, opened, true)) return Turn::failed;
       if (!at) block.scatter(memory, queue, offset, bytes, plain);
       break;
@@ -277,6 +280,7 @@ Executor::Turn Executor::run_chunk(Operation& op, uint32_t s) {
       RecordContext record;
       if (open_too) record = opening(op, source, chunk, bytes);
       uint8_t* at = open_too && bytes ? block.contiguous(offset, bytes) : nullptr;
+      record.far = at && block.bytes() >= kFarOutput;
       uint8_t* plain = at ? at : staging(op, kPlain);
       const Forwarded forwarded = memory.forward(
           {slot, slots_.data(), slots_.size(), bytes, open_too ? &record : nullptr, plain, staging(op, kSealed)});
@@ -293,7 +297,7 @@ Executor::Turn Executor::run_chunk(Operation& op, uint32_t s) {
       uint8_t* b = block.contiguous(offset, bytes);
       if (!step.after.empty()) memory.follow(queue);
       if (a && b) {
-        if (a != b) memory.copy(queue, b, a, bytes);
+        if (a != b) memory.copy(queue, b, a, bytes, block.bytes() >= kFarOutput);
       } else if (bytes) {
         from.gather(memory, queue, source, bytes, staging(op, kPlain));
         block.scatter(memory, queue, offset, bytes, staging(op, kPlain));

@@ -23,7 +23,7 @@ struct RecordContext {
   const void* key;  // from Memory::expand
   uint8_t nonce[kNonceBytes];
   uint8_t associated[kAssociatedBytes];
-  bool far = false;  // sealing: store past the caches, see store_choice.hpp
+  bool far = false;  // what is written, the record or the plaintext, is stored past the caches; see store_choice.hpp
 };
 
 struct ReduceTask {
@@ -93,7 +93,8 @@ class Memory {
                              const void* prefetch, const ReduceTask& task) = 0;
   virtual Forwarded forward(const Forwarding& forwarding) = 0;
   virtual void reduce(Queue queue, const ReduceTask& task) = 0;
-  virtual void copy(Queue queue, void* to, const void* from, size_t bytes) = 0;
+  // `far`: stored past the caches.
+  virtual void copy(Queue queue, void* to, const void* from, size_t bytes, bool far = false) = 0;
   // At once, whatever is still to be done.
   virtual void zero(void* at, size_t bytes) noexcept = 0;
 

@@ -6,10 +6,15 @@
 // this is nothing says inside a VM. So operations are timed (their work, not their waits), by size: two of each way at
 // first, then one in sixteen goes the other way. Ranks count the same operations, so all try the same way in the same
 // one, and each sees what it costs as a writer and as a reader, without a message.
+//
+// What an operation writes for its caller goes past the caches when it is so much that no cache would still hold it by
+// the time it is read.
 #pragma once
 #include <cstdint>
 
 namespace securecoll {
+
+inline constexpr uint64_t kFarOutput = 8 << 20;  // bytes
 
 class StoreChoice {
  public:

@@ -38,6 +38,10 @@ struct AeadKernels {
   // this one, slower for a reader that shares one. May be null.
   void (*seal_far)(const AeadKey& key, const uint8_t nonce[kNonceBytes], const uint8_t* aad, size_t aad_bytes,
                    const uint8_t* plain, size_t bytes, uint8_t* sealed, uint8_t* tag);
+  // As open, with stores that pass the caches, and nothing prefetched: for plaintext that no cache would still hold
+  // when somebody reads it. May be null.
+  bool (*open_far)(const AeadKey& key, const uint8_t nonce[kNonceBytes], const uint8_t* aad, size_t aad_bytes,
+                   const uint8_t* sealed, size_t bytes, const uint8_t* tag, uint8_t* plain, const void* prefetch);
 };
 
 // The fastest set that this CPU runs and whose known answers came out right. Answers are checked once per

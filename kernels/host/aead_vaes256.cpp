@@ -10,8 +10,12 @@
 
 namespace securecoll::host {
 
-const AeadKernels kVaes256 = {"vaes256", expand_key, Gcm<Vector256>::seal, Gcm<Vector256>::open,
-                              Gcm<Vector256>::seal_far};
+const AeadKernels kVaes256 = {"vaes256",
+                              expand_key,
+                              Gcm<Vector256>::seal,
+                              Gcm<Vector256>::open,
+                              Gcm<Vector256>::seal_far,
+                              Gcm<Vector256>::open_far};
 
 }  // namespace securecoll::host
 #endif

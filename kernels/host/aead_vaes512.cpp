@@ -13,8 +13,12 @@
 
 namespace securecoll::host {
 
-const AeadKernels kVaes512 = {"vaes512", expand_key, Gcm<Vector512>::seal, Gcm<Vector512>::open,
-                              Gcm<Vector512>::seal_far};
+const AeadKernels kVaes512 = {"vaes512",
+                              expand_key,
+                              Gcm<Vector512>::seal,
+                              Gcm<Vector512>::open,
+                              Gcm<Vector512>::seal_far,
+                              Gcm<Vector512>::open_far};
 
 }  // namespace securecoll::host
 #endif

@@ -163,6 +163,9 @@ void expand_key(AeadKey* key, const uint8_t raw[kKeyBytes]) {
   }
 }
 
+// Where what is written goes: through the caches; past them, to whole vectors' addresses; past them, to whole blocks'.
+enum class Stores { near, far, far_blocks };
+
 // Vector must give: Reg, kBlocks (blocks in a Reg), kGroup (vectors encrypted side by side: a group), kGroups (groups
 // hashed into one sum: a stride), kKaratsuba (three multiplications a vector and a shuffle, instead of four
 // multiplications), and the one-line functions used below.
@@ -171,7 +174,8 @@ class Gcm {
  public:
   static void seal(const AeadKey& key, const uint8_t nonce[kNonceBytes], const uint8_t* aad, size_t aad_bytes,
                    const uint8_t* plain, size_t bytes, uint8_t* sealed, uint8_t* tag) {
-    store_block(tag, crypt<true>(schedule_of(key), nonce, aad, aad_bytes, plain, bytes, sealed, nullptr));
+    store_block(tag,
+                crypt<true, Stores::near>(schedule_of(key), nonce, aad, aad_bytes, plain, bytes, sealed, nullptr));
   }
 
   // Past the caches: the lines of `sealed` are not fetched from the core that read them last.
@@ -180,20 +184,35 @@ class Gcm {
     if (reinterpret_cast<uintptr_t>(sealed) % kVectorBytes != 0) {
       return seal(key, nonce, aad, aad_bytes, plain, bytes, sealed, tag);
     }
-    store_block(tag, crypt<true, true>(schedule_of(key), nonce, aad, aad_bytes, plain, bytes, sealed, nullptr));
+    store_block(tag, crypt<true, Stores::far>(schedule_of(key), nonce, aad, aad_bytes, plain, bytes, sealed, nullptr));
     _mm_sfence();  // such stores are not ordered before the store that announces the record
   }
 
   static bool open(const AeadKey& key, const uint8_t nonce[kNonceBytes], const uint8_t* aad, size_t aad_bytes,
                    const uint8_t* sealed, size_t bytes, const uint8_t* tag, uint8_t* plain, const void* prefetch) {
-    const __m128i expected = crypt<false>(schedule_of(key), nonce, aad, aad_bytes, sealed, bytes, plain,
-                                          static_cast<const char*>(prefetch));
-    const __m128i difference = _mm_xor_si128(expected, load_block(tag));
-    return _mm_testz_si128(difference, difference);
+    return matches(tag, crypt<false, Stores::near>(schedule_of(key), nonce, aad, aad_bytes, sealed, bytes, plain,
+                                                   static_cast<const char*>(prefetch)));
+  }
+
+  // Past the caches: the lines of `plain` are not fetched to be overwritten.
+  static bool open_far(const AeadKey& key, const uint8_t nonce[kNonceBytes], const uint8_t* aad, size_t aad_bytes,
+                       const uint8_t* sealed, size_t bytes, const uint8_t* tag, uint8_t* plain, const void*) {
+    const auto address = reinterpret_cast<uintptr_t>(plain);
+    if (address % 16 != 0) return open(key, nonce, aad, aad_bytes, sealed, bytes, tag, plain, nullptr);
+    const auto crypt_far = address % kVectorBytes == 0 ? crypt<false, Stores::far> : crypt<false, Stores::far_blocks>;
+    const bool good = matches(tag, crypt_far(schedule_of(key), nonce, aad, aad_bytes, sealed, bytes, plain, nullptr));
+    _mm_sfence();  // such stores are not ordered before those that tell another thread of them
+    return good;
   }
 
  private:
   using Reg = typename Vector::Reg;
+
+  static SC_INLINE bool matches(const uint8_t* tag, __m128i expected) {
+    const __m128i difference = _mm_xor_si128(expected, load_block(tag));
+    return _mm_testz_si128(difference, difference);
+  }
+
   static constexpr size_t kVectorBytes = 16 * Vector::kBlocks;
   static constexpr size_t kGroupBytes = kVectorBytes * Vector::kGroup;
   static constexpr size_t kGroupBlocks = Vector::kBlocks * Vector::kGroup;
@@ -300,7 +319,7 @@ class Gcm {
   // Turns a group of text into the other kind and leaves its ciphertext, byte-reversed, in `held`. With kHash it adds
   // to `sum` what `held` held before, meanwhile: AES rounds and multiplications of different groups are independent,
   // and fill each other's latencies. `hash`, where it is not null, is added to the first of these blocks.
-  template <bool kSeal, bool kHash, bool kFar>
+  template <bool kSeal, bool kHash, Stores kStores>
   static SC_INLINE void group(const Schedule& k, Reg& base, Sum& sum, const __m128i* hash, const __m128i* powers,
                               const __m128i* halves, Reg* held, const uint8_t* in, uint8_t* out,
                               const char*& prefetch) {
@@ -331,8 +350,10 @@ class Gcm {
       const Reg to = Vector::aes_last(state[i], Vector::bxor(last, from));
       held[i] = Vector::reverse_bytes(kSeal ? to : from);
       asm("" : "+m"(held[i]));  // in memory now, not in a register that the next group's rounds want
-      if constexpr (kFar) {
+      if constexpr (kStores == Stores::far) {
         Vector::stream(out + kVectorBytes * i, to);
+      } else if constexpr (kStores == Stores::far_blocks) {
+        Vector::stream_blocks(out + kVectorBytes * i, to);
       } else {
         Vector::store(out + kVectorBytes * i, to);
       }
@@ -340,22 +361,22 @@ class Gcm {
   }
 
   // A stride: group by group, and one reduction.
-  template <bool kSeal, bool kHash, bool kFar>
+  template <bool kSeal, bool kHash, Stores kStores>
   static SC_INLINE void stride(const Schedule& k, Reg& base, __m128i& hash, Reg* held, const uint8_t* in, uint8_t* out,
                                const char*& prefetch) {
     Sum sum;
     SC_UNROLL for (int g = 0; g < Vector::kGroups; ++g) {
-      group<kSeal, kHash, kFar>(k, base, sum, g == 0 ? &hash : nullptr,
-                                k.power + kPowers - kStrideBlocks + kGroupBlocks * g,
-                                k.halves + kHalves - kStrideBlocks + kGroupBlocks * g, held + Vector::kGroup * g,
-                                in + kGroupBytes * g, out + kGroupBytes * g, prefetch);
+      group<kSeal, kHash, kStores>(k, base, sum, g == 0 ? &hash : nullptr,
+                                   k.power + kPowers - kStrideBlocks + kGroupBlocks * g,
+                                   k.halves + kHalves - kStrideBlocks + kGroupBlocks * g, held + Vector::kGroup * g,
+                                   in + kGroupBytes * g, out + kGroupBytes * g, prefetch);
     }
     if constexpr (kHash && Vector::kKaratsuba) hash = sum.reduced_karatsuba();
     if constexpr (kHash && !Vector::kKaratsuba) hash = sum.reduced();
   }
 
   // `strides` > 0 strides of text.
-  template <bool kSeal, bool kFar>
+  template <bool kSeal, Stores kStores>
   static SC_INLINE void crypt_strides(const Schedule& k, Reg& base, __m128i& hash, const uint8_t*& in, size_t strides,
                                       uint8_t*& out, const char*& prefetch) {
     Reg held[kStride];
@@ -363,10 +384,10 @@ class Gcm {
       in += kStrideBytes;
       out += kStrideBytes;
     };
-    stride<kSeal, false, kFar>(k, base, hash, held, in, out, prefetch);
+    stride<kSeal, false, kStores>(k, base, hash, held, in, out, prefetch);
     advance();
     while (--strides > 0) {
-      stride<kSeal, true, kFar>(k, base, hash, held, in, out, prefetch);
+      stride<kSeal, true, kStores>(k, base, hash, held, in, out, prefetch);
       advance();
     }
     Sum sum;
@@ -386,10 +407,9 @@ class Gcm {
   }
 
   // Seals or opens; returns the tag.
-  template <bool kSeal, bool kFar = false>
-  static SC_INLINE __m128i crypt(const Schedule& k, const uint8_t nonce[kNonceBytes], const uint8_t* aad,
-                                 size_t aad_bytes, const uint8_t* in, size_t bytes, uint8_t* out,
-                                 const char* prefetch) {
+  template <bool kSeal, Stores kStores>
+  static __m128i crypt(const Schedule& k, const uint8_t nonce[kNonceBytes], const uint8_t* aad, size_t aad_bytes,
+                       const uint8_t* in, size_t bytes, uint8_t* out, const char* prefetch) {
     uint64_t nonce_low;
     uint32_t nonce_high;
     __builtin_memcpy(&nonce_low, nonce, 8);
@@ -419,7 +439,7 @@ class Gcm {
         left -= part;
       }
     }
-    if (strides > 0) crypt_strides<kSeal, kFar>(k, base, hash, in, strides, out, prefetch);
+    if (strides > 0) crypt_strides<kSeal, kStores>(k, base, hash, in, strides, out, prefetch);
 
     Pass pass(k, (single ? blocks_of(aad_bytes) : 0) + tail_blocks + 1, hash);
     if (single) pass.add_bytes(aad, aad_bytes);
@@ -427,7 +447,7 @@ class Gcm {
     if (Vector::kGroups > 1) {
       for (; left >= kGroupBytes; left -= kGroupBytes, in += kGroupBytes, out += kGroupBytes) {
         Reg held[Vector::kGroup];
-        group<kSeal, false, kFar>(k, base, pass.sum, nullptr, nullptr, nullptr, held, in, out, prefetch);
+        group<kSeal, false, kStores>(k, base, pass.sum, nullptr, nullptr, nullptr, held, in, out, prefetch);
         SC_UNROLL for (int i = 0; i < Vector::kGroup; ++i) pass.add_reversed(held[i], Vector::kBlocks);
       }
     }

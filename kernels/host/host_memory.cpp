@@ -1,5 +1,10 @@
 #include "host/host_memory.hpp"
 
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
+#include <algorithm>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -12,6 +17,28 @@
 
 namespace securecoll::host {
 namespace {
+
+// Past the caches: the lines of `to` are not fetched to be overwritten.
+void copy_far(void* to, const void* from, size_t bytes) {
+#if defined(__x86_64__)
+  constexpr size_t kLine = 64, kAhead = 2048;
+  auto* t = static_cast<uint8_t*>(to);
+  auto* f = static_cast<const uint8_t*>(from);
+  const size_t head = std::min(bytes, (kLine - reinterpret_cast<uintptr_t>(t) % kLine) % kLine);
+  std::memcpy(t, f, head);
+  const size_t end = head + (bytes - head) / kLine * kLine;
+  for (size_t i = head; i < end; i += kLine) {
+    __builtin_prefetch(f + i + kAhead, 0, 0);
+    __m128i line[4];
+    std::memcpy(line, f + i, kLine);
+    for (size_t j = 0; j < 4; j++) _mm_stream_si128(reinterpret_cast<__m128i*>(t + i) + j, line[j]);
+  }
+  std::memcpy(t + end, f + end, bytes - end);
+  _mm_sfence();  // such stores are not ordered before those that tell another thread of them
+#else
+  std::memcpy(to, from, bytes);
+#endif
+}
 
 class HostMemory final : public Memory {
  public:
@@ -40,9 +67,10 @@ class HostMemory final : public Memory {
   }
   Opened open(const RecordContext& r, const uint8_t* sealed, size_t bytes, uint8_t* plain,
               const void* prefetch) override {
+    const auto open = r.far && aead_.open_far != nullptr ? aead_.open_far : aead_.open;
     Opened opened;
-    opened.refused = !aead_.open(*static_cast<const AeadKey*>(r.key), r.nonce, r.associated, kAssociatedBytes, sealed,
-                                 bytes, sealed + bytes, plain, prefetch);
+    opened.refused = !open(*static_cast<const AeadKey*>(r.key), r.nonce, r.associated, kAssociatedBytes, sealed, bytes,
+                           sealed + bytes, plain, prefetch);
     return opened;
   }
   Opened open_reduce(const RecordContext& r, const uint8_t* sealed, size_t bytes, uint8_t* room, const void* prefetch,
@@ -65,7 +93,12 @@ class HostMemory final : public Memory {
                            (t.scale_b ? kScaleB : 0u) | (t.finish ? kFinish : 0u);
     reduce_kernel(t.dtype, t.op)({t.out, t.a, t.b, t.count, t.factor, t.world, flags});
   }
-  void copy(Queue, void* to, const void* from, size_t bytes) override { std::memcpy(to, from, bytes); }
+  void copy(Queue, void* to, const void* from, size_t bytes, bool far) override {
+    if (far)
+      copy_far(to, from, bytes);
+    else
+      std::memcpy(to, from, bytes);
+  }
   void zero(void* at, size_t bytes) noexcept override { std::memset(at, 0, bytes); }
   bool reducible(DType dtype, RedOp op) const override { return reduce_kernel(dtype, op) != nullptr; }
 

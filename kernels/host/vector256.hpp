@@ -43,6 +43,10 @@ struct Vector256 {
   static SC_INLINE Reg load(const uint8_t* p) { return *reinterpret_cast<const volatile __m256i_u*>(p); }
   static SC_INLINE void store(uint8_t* p, Reg x) { *reinterpret_cast<volatile __m256i_u*>(p) = x; }
   static SC_INLINE void stream(uint8_t* p, Reg x) { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), x); }
+  static SC_INLINE void stream_blocks(uint8_t* p, Reg x) {
+    _mm_stream_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(x));
+    _mm_stream_si128(reinterpret_cast<__m128i*>(p) + 1, _mm256_extracti128_si256(x, 1));
+  }
   // `n` bytes, 1 to 31; a load pads with zeros.
   static SC_INLINE Reg load_partial(const uint8_t* p, size_t n) {
     if (n < 16) return _mm256_zextsi128_si256(load_bytes(p, n));

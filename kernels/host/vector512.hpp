@@ -50,6 +50,14 @@ struct Vector512 {
   static SC_INLINE Reg load(const uint8_t* p) { return *reinterpret_cast<const volatile __m512i_u*>(p); }
   static SC_INLINE void store(uint8_t* p, Reg x) { *reinterpret_cast<volatile __m512i_u*>(p) = x; }
   static SC_INLINE void stream(uint8_t* p, Reg x) { _mm512_stream_si512(reinterpret_cast<__m512i*>(p), x); }
+  static SC_INLINE void stream_blocks(uint8_t* p, Reg x) {
+    auto* to = reinterpret_cast<__m128i*>(p);
+    const __m256i low = _mm512_castsi512_si256(x), high = _mm512_extracti64x4_epi64(x, 1);
+    _mm_stream_si128(to, _mm256_castsi256_si128(low));
+    _mm_stream_si128(to + 1, _mm256_extracti128_si256(low, 1));
+    _mm_stream_si128(to + 2, _mm256_castsi256_si128(high));
+    _mm_stream_si128(to + 3, _mm256_extracti128_si256(high, 1));
+  }
   // `n` bytes, 1 to 63; a load pads with zeros. Masked bytes are neither read nor written.
   static SC_INLINE Reg load_partial(const uint8_t* p, size_t n) { return hide(_mm512_maskz_loadu_epi8(mask(n), p)); }
   static SC_INLINE void store_partial(uint8_t* p, size_t n, Reg x) { _mm512_mask_storeu_epi8(p, mask(n), hide(x)); }

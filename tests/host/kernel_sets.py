@@ -21,7 +21,7 @@ TAG = 16
 # "vaes512" itself where the CPU has AVX-512; everywhere else its source on emulated registers.
 NATIVE = _engine.aead_names()
 EMULATED = ["emulated512", "emulated512/far"] if "vaes256" in NATIVE else []
-# "/far": sealed with stores that pass the caches.
+# "/far": sealed and opened with stores that pass the caches.
 FAR = [f"{name}/far" for name in NATIVE if name.startswith("vaes")]
 NAMES = NATIVE + FAR + EMULATED
 
