@@ -101,7 +101,7 @@ def every_collective(comm: Communicator, counts: tuple[int, ...] = COUNTS) -> in
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
-def testevery_collective_and_algorithm(tmp_path: Path, size: int) -> None:
+def test_every_collective_and_algorithm(tmp_path: Path, size: int) -> None:
     """All sizes, in and out of place, every algorithm, small slots."""
     assert min(run(size, tmp_path, every_collective, shape=SMALL)) > 100
     assert not left_behind()
@@ -129,6 +129,30 @@ def _both_ways_of_storing(comm: Communicator) -> Any:
 def test_large_operations_try_both_ways_of_storing(tmp_path: Path, size: int) -> None:
     for stats in run(size, tmp_path, _both_ways_of_storing):
         assert 0 < stats.records_past_caches < stats.records_sealed
+
+
+def _outputs_past_the_caches(comm: Communicator) -> None:
+    """Outputs of 8 MiB and more, at addresses for whole vectors, for whole blocks, and for neither; guarded."""
+    n, me = comm.size, comm.rank
+    each = (9 << 20) // n + 5  # the last chunk of a part is ragged
+    everyone = np.concatenate([_data(r, each, np.uint8, r) for r in range(n)])
+    for shift in (0, 16, 1):
+        room = np.full(len(everyone) + 256, 0xA5, np.uint8)
+        start = -room.ctypes.data % 64 + shift
+        out = room[start : start + len(everyone)]
+        for algorithm in ALGORITHMS[Collective.ALL_GATHER]:
+            out[:] = 0xA5
+            comm.all_gather(_data(me, each, np.uint8, me), out, algorithm=algorithm)
+            np.testing.assert_array_equal(out, everyone)
+        out[:] = everyone if me == 0 else 0xA5
+        comm.broadcast(out, 0)
+        np.testing.assert_array_equal(out, everyone)
+        assert (room[:start] == 0xA5).all() and (room[start + len(everyone) :] == 0xA5).all()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_outputs_past_the_caches(tmp_path: Path, size: int) -> None:
+    run(size, tmp_path, _outputs_past_the_caches)
 
 
 @pytest.mark.parametrize("size", [2, 3])
