@@ -10,8 +10,8 @@
 
 namespace securecoll::host {
 
-const AeadKernels kVaes256 = {"vaes256", expand_key, Gcm<Vector256>::seal, Gcm<Vector256>::open,
-                              Gcm<Vector256>::seal_far};
+const AeadKernels kVaes256 = {
+    "vaes256", Suite::aes_256_gcm, expand_key, Gcm<Vector256>::seal, Gcm<Vector256>::open, Gcm<Vector256>::seal_far};
 
 }  // namespace securecoll::host
 #endif

@@ -13,8 +13,8 @@
 
 namespace securecoll::host {
 
-const AeadKernels kVaes512 = {"vaes512", expand_key, Gcm<Vector512>::seal, Gcm<Vector512>::open,
-                              Gcm<Vector512>::seal_far};
+const AeadKernels kVaes512 = {
+    "vaes512", Suite::aes_256_gcm, expand_key, Gcm<Vector512>::seal, Gcm<Vector512>::open, Gcm<Vector512>::seal_far};
 
 }  // namespace securecoll::host
 #endif
