@@ -1,4 +1,4 @@
-"""Every kernel set seals what another implementation of its suite does, opens only that, and touches only its buffers."""
+"""Every kernel set seals what another implementation of its suite does, opens only that, touches only its buffers."""
 
 from __future__ import annotations
 
