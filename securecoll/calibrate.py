@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields, replace
 from statistics import median
 from typing import TYPE_CHECKING, TypeVar
 
-from securecoll import _engine
+from securecoll import _engine, suites
 from securecoll.codes import DType, ReduceOp
 from securecoll.plan.cost import Rates
 from securecoll.plan.topology import Topology
@@ -97,7 +97,7 @@ class _Calibration:
         self._previous = hosts[own - 1][place] if takes_part else None
 
     def run(self) -> Rates:
-        found = self._agree(_local())
+        found = self._agree(_local(self._comm.suite))
         if len(self._topology.groups) > 1:
             hop = median(self._shifts(8, _FIRST_HOPS + _HOPS)[_FIRST_HOPS:])
             first = self._agree(replace(found, hop=hop, link=min(self._shifts(_FIRST_BYTES, 2)) / _FIRST_BYTES))
@@ -153,9 +153,10 @@ class _Calibration:
         return _Costs(*worst)
 
 
-def _local() -> _Costs:
+def _local(suite: str) -> _Costs:
     """What one rank can know alone."""
-    turns = [_engine.aead_rate(_engine.aead_name(), _PIECE, 2 * _LOCAL_SECONDS / _TURNS) for _ in range(_TURNS)]
+    kernels = _engine.aead_name(suites.named(suite))
+    turns = [_engine.aead_rate(kernels, _PIECE, 2 * _LOCAL_SECONDS / _TURNS) for _ in range(_TURNS)]
     seal, opened = map(max, zip(*turns, strict=True))
     a, b, out = (bytearray(_PIECE) for _ in range(3))
     isa, count = _engine.reduce_isa(), _PIECE // DType.F32.itemsize

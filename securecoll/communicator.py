@@ -10,12 +10,12 @@ import threading
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from struct import pack
 from types import TracebackType
 from typing import Any, Literal, overload
 
-from securecoll import _engine, calibrate, config, cuda, handshake, plan, rates
+from securecoll import _engine, calibrate, config, cuda, handshake, plan, rates, suites
 from securecoll import network as networks
 from securecoll.codes import Collective, DType, ReduceOp
 from securecoll.errors import ConfigError, HandshakeError
@@ -25,6 +25,7 @@ from securecoll.plan.cost import Rates
 from securecoll.plan.topology import Topology
 from securecoll.rendezvous import Exchange, MPIExchange
 from securecoll.shape import Shape, cores
+from securecoll.suites import Suite
 
 log = logging.getLogger("securecoll")
 
@@ -95,6 +96,7 @@ class Communicator:
         device: cuda.Device | None,
         child: _engine.Secret | None,
         planner: _Planner,
+        suite: Suite,
     ) -> None:
         """For :meth:`create`."""
         self._engine = engine
@@ -104,6 +106,7 @@ class Communicator:
         self._rank, self._size = session.rank, session.size
         self._members = members
         self._planner = planner
+        self._suite = suite
         self._forgotten = False
         self._strangers = engine.strangers()[0]
         _open.add(self)
@@ -122,6 +125,7 @@ class Communicator:
         device: cuda.Device | None = None,
         parent: Communicator | None = None,
         network: Rates | str | os.PathLike[str] | None = None,
+        suite: str | None = None,
     ) -> Communicator:
         """Joins a group; every member calls this.
 
@@ -139,9 +143,13 @@ class Communicator:
             network: What plans are chosen by, the same on all ranks: rates, the path of a file of them, or
                 ``"measure"``: the ranks measure them when they have joined, for less than a second. None: the
                 parent's, or where there is none the environment's, or the package's own.
+            suite: The cryptography, the same on all ranks: ``"aes-256-gcm"``, or ``"aegis-256x4"``, which is faster
+                on CPUs, is no algorithm of NIST's, and is not for device memory. None: the parent's, or where there
+                is none ``"aes-256-gcm"``.
 
         Raises:
-            ConfigError: for bad arguments or keys, or where shared memory is too small.
+            ConfigError: for bad arguments or keys, where shared memory is too small, or where this CPU cannot run the
+                suite.
             HandshakeError: when members do not come, or differ in what they ask for.
             AuthenticationError: when a member cannot prove that it holds the key.
         """
@@ -156,7 +164,10 @@ class Communicator:
         most = shape or Shape.of(1)
         deadline = time.monotonic() + timeout
         try:
-            by = _rates(network, settings, parent)
+            chosen = _suite(suite, parent)
+            if device is not None:
+                cuda.check_suite(chosen)
+            by = _rates(network, settings, parent, chosen)
         except BaseException:
             if exchange is not None:
                 handshake.give_up(exchange, deadline)
@@ -173,10 +184,11 @@ class Communicator:
             ranks=group,
             channels=1,
             max_chunk=most.slot_bytes,
-            plan_table_hash=rates.table_hash(most.hash, by),
+            plan_table_hash=rates.table_hash(most.hash, by, chosen),
             job_id=job_id,
             use=use,
             parent=parent_id,
+            suite=chosen,
         )
         mesh: _engine.Mesh | None = None
         session: handshake.Session | None = None
@@ -200,7 +212,7 @@ class Communicator:
             topology = _topology(session.endpoints)
             shape = shape or _shape(topology)
             transports = "nobody else" if mesh is None else _meet(mesh, session, topology, deadline)
-            planner = _Planner(rank, size, shape, topology, by or tuner.HOST)
+            planner = _Planner(rank, size, shape, topology, by or rates.usual(chosen))
             engine = _engine.Communicator(
                 rank,
                 size,
@@ -217,7 +229,8 @@ class Communicator:
                 session.control_rx,
                 session.sender,
                 planner,
-                cuda.source(device),
+                cuda.source(device, chosen),
+                chosen,
                 kernels,
             )
         except BaseException:
@@ -233,13 +246,13 @@ class Communicator:
             _uses[job_id, parent_id, group] = use + 1
         if settings.threads is not None:
             _engine.set_threads(settings.threads)
-        comm = cls(engine, session, group, device, child, planner)
+        comm = cls(engine, session, group, device, child, planner, chosen)
         if by is None:
             planner.rates = comm._measured(topology)
         if log.isEnabledFor(logging.INFO):
             log.info(
-                "rank %d of %d joined: members %s on %d host%s, %s, %d-byte slots, lanes of %d, AEAD %s, "
-                "all_reduce by %s",
+                "rank %d of %d joined: members %s on %d host%s, %s, %d-byte slots, lanes of %d, suite %s, "
+                "AEAD %s, all_reduce by %s",
                 rank,
                 size,
                 ",".join(map(str, group[:16])) + (",..." if size > 16 else ""),
@@ -248,7 +261,8 @@ class Communicator:
                 transports,
                 shape.slot_bytes,
                 shape.depth,
-                kernels or _engine.aead_names()[0],
+                chosen.title,
+                kernels or _engine.aead_name(chosen),
                 _choices(size, shape, topology, planner.rates),
             )
         return comm
@@ -262,6 +276,7 @@ class Communicator:
         job: str = "",
         *,
         network: Rates | str | os.PathLike[str] | None = None,
+        suite: str | None = None,
     ) -> Communicator:
         """Joins the group of an mpi4py communicator, which serves to exchange the handshake and nothing else.
 
@@ -269,7 +284,8 @@ class Communicator:
         """
         exchange = MPIExchange(comm)
         try:
-            return cls.create(exchange if exchange.size > 1 else None, key, timeout, job, network=network)
+            alone = exchange.size == 1
+            return cls.create(None if alone else exchange, key, timeout, job, network=network, suite=suite)
         finally:
             exchange.close()
 
@@ -297,6 +313,11 @@ class Communicator:
     def rates(self) -> Rates:
         """What plans are chosen by: equal on all ranks."""
         return self._planner.rates
+
+    @property
+    def suite(self) -> str:
+        """The cryptography between ranks, as :meth:`create` calls it."""
+        return self._suite.title
 
     @property
     def session_id(self) -> bytes:
@@ -673,6 +694,7 @@ def init(
     timeout: float = DEFAULT_TIMEOUT,
     job: str = "",
     network: Rates | str | os.PathLike[str] | None = None,
+    suite: str | None = None,
 ) -> Communicator:
     """Joins a group and returns this rank's :class:`Communicator`. Arguments and errors as its ``create``.
 
@@ -684,7 +706,7 @@ def init(
             f"rank {rank} of {size} was asked for, and the exchange is rank {have[0]} of {have[1]}: "
             "pass an exchange of that rank and size"
         )
-    return Communicator.create(exchange, key, timeout, job, network=network)
+    return Communicator.create(exchange, key, timeout, job, network=network, suite=suite)
 
 
 @atexit.register
@@ -764,19 +786,34 @@ class _Planner:
         return plan.encode(made), [one] * self._size, [one] * self._size
 
 
+def _suite(given: str | None, parent: Communicator | None) -> Suite:
+    """What the program asked for, else the parent's, else the default: never anything from the environment."""
+    if given is None:
+        return Suite.AES_256_GCM if parent is None else parent._suite
+    suite = suites.named(given)
+    suites.check_runs_here(suite)
+    return suite
+
+
 def _rates(
-    given: Rates | str | os.PathLike[str] | None, settings: config.Config, parent: Communicator | None
+    given: Rates | str | os.PathLike[str] | None,
+    settings: config.Config,
+    parent: Communicator | None,
+    suite: Suite,
 ) -> Rates | None:
     """What the program asked for, else the parent's, else the environment's, else the package's. None: to be
     measured."""
     if given is None and parent is not None:
-        return parent.rates
+        if parent._suite is suite:
+            return parent.rates
+        usual = rates.usual(suite)
+        return replace(parent.rates, seal=usual.seal, open=usual.open)
     given = settings.network if given is None else given
     if given is None:
-        return tuner.HOST
+        return rates.usual(suite)
     if isinstance(given, Rates):
         return rates.bounded(given)
-    return None if given == rates.MEASURE else rates.load(given)
+    return None if given == rates.MEASURE else rates.load(given, suite)
 
 
 def _choices(size: int, shape: Shape, topology: Topology, rates: Rates) -> str:

@@ -20,7 +20,8 @@ from typing import Any, Final
 
 from securecoll.errors import ConfigError
 from securecoll.plan.cost import Network, Rates
-from securecoll.plan.tuner import HOST
+from securecoll.plan.tuner import AEGIS_HOST, HOST
+from securecoll.suites import Suite
 
 MEASURE: Final = "measure"
 """In place of a path: measured by the ranks when they have joined."""
@@ -30,8 +31,13 @@ _BOUNDS = {"cores": (1, 1 << 20), "seconds": (1e-9, 1e3), "rate": (1e3, 1e15)}
 """What a number may be: of cores, of those that are seconds, and of all others, which are bytes per second."""
 
 
-def load(path: str | os.PathLike[str]) -> Rates:
-    """Reads a file. What it does not give is as in the package's own table.
+def usual(suite: Suite) -> Rates:
+    """The package's own table for a suite."""
+    return AEGIS_HOST if suite is Suite.AEGIS_256X4 else HOST
+
+
+def load(path: str | os.PathLike[str], suite: Suite = Suite.AES_256_GCM) -> Rates:
+    """Reads a file. What it does not give is as in the package's own table for the suite.
 
     Raises:
         ConfigError: says what is wrong with which file.
@@ -44,25 +50,26 @@ def load(path: str | os.PathLike[str]) -> Rates:
     if len(data) > _MOST_BYTES:
         raise ConfigError(f"the file of rates {os.fspath(path)!r} has more than {_MOST_BYTES} bytes")
     try:
-        return parse(data.decode())
+        return parse(data.decode(), suite)
     except (ValueError, RecursionError) as e:  # also JSON that is none, or nested, and text that is no UTF-8
         raise ConfigError(f"the file of rates {os.fspath(path)!r} is not one: {e}") from None
 
 
-def parse(text: str) -> Rates:
+def parse(text: str, suite: Suite = Suite.AES_256_GCM) -> Rates:
     """The rates that a file's text gives. Raises :class:`ValueError`."""
+    table = usual(suite)
     given = json.loads(text)
     if not isinstance(given, dict):
         raise ValueError("it must hold a JSON object")
     network = given.pop("network", {})
     if not isinstance(network, dict):
         raise ValueError("network must be a JSON object")
-    own = _checked(given, HOST, "")
-    return replace(HOST, **own, network=replace(HOST.network, **_checked(network, HOST.network, "network.")))
+    own = _checked(given, table, "")
+    return replace(table, **own, network=replace(table.network, **_checked(network, table.network, "network.")))
 
 
-def _checked(given: Mapping[str, Any], usual: Rates | Network, prefix: str) -> dict[str, Any]:
-    known = [f.name for f in fields(usual) if f.name != "network"]
+def _checked(given: Mapping[str, Any], table: Rates | Network, prefix: str) -> dict[str, Any]:
+    known = [f.name for f in fields(table) if f.name != "network"]
     for name, value in given.items():
         if name not in known:
             nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
@@ -97,10 +104,10 @@ def bounded(rates: Rates) -> Rates:
     return replace(rates, **each(rates), cores=cores, network=replace(rates.network, **each(rates.network)))
 
 
-def table_hash(shape_hash: bytes, rates: Rates | None) -> bytes:
+def table_hash(shape_hash: bytes, rates: Rates | None, suite: Suite = Suite.AES_256_GCM) -> bytes:
     """32 bytes for the transcript: what generators are given, and what the tuner chooses by. ``rates`` None: what the
-    ranks will measure."""
-    if rates == HOST:
+    ranks will measure. The suite's own table needs no mention: the suite stands in the transcript itself."""
+    if rates == usual(suite):
         return shape_hash
     if rates is None:
         return hashlib.sha256(b"SCOLL/1 measured rates\0" + shape_hash).digest()

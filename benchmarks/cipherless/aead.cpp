@@ -66,17 +66,17 @@ bool open(const AeadKey&, const uint8_t*, const uint8_t*, size_t, const uint8_t*
   return std::memcmp(tag, kTag, kTagBytes) == 0;
 }
 
-const AeadKernels kCipherless = {kName, expand, seal<false>, open, seal<true>};
+const AeadKernels kCipherless = {kName, Suite::aes_256_gcm, expand, seal<false>, open, seal<true>};
 
 }  // namespace
 
-const AeadKernels& aead() { return kCipherless; }
+const AeadKernels* aead(Suite suite) { return suite == kCipherless.suite ? &kCipherless : nullptr; }
 
 const AeadKernels* aead_by_name(const char* name) { return std::strcmp(name, kName) == 0 ? &kCipherless : nullptr; }
 
-const char* const* aead_names() {
+const char* const* aead_names(Suite suite) {
   static constexpr const char* kNames[] = {kName, nullptr};
-  return kNames;
+  return kNames + (suite != kCipherless.suite);
 }
 
 }  // namespace securecoll::host

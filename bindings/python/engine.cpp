@@ -326,9 +326,11 @@ class PyCommunicator {
  public:
   PyCommunicator(uint32_t rank, uint32_t size, uint32_t slot_bytes, double timeout, uint64_t budget_blocks,
                  bool crowded, std::unique_ptr<Mesh> mesh, Roots roots, nb::object planner, nb::object devices,
-                 const std::optional<std::string>& kernels) {
-    Memory* memory = host::memory(kernels ? kernels->c_str() : nullptr);
-    if (!memory) throw EngineError(ErrorKind::config, "this CPU has no kernels named " + *kernels);
+                 uint8_t suite, const std::optional<std::string>& kernels) {
+    Memory* memory = host::memory(host::Suite{suite}, kernels ? kernels->c_str() : nullptr);
+    if (!memory)
+      throw EngineError(ErrorKind::config, "this CPU has no kernels " + (kernels ? "named " + *kernels + ' ' : "") +
+                                               "of suite " + std::to_string(suite));
     auto call = shared(std::move(planner));
     const Planner plan = [call, rank, size, slot_bytes](const sc_request& r, uint8_t algorithm) {
       nb::gil_scoped_acquire gil;
@@ -668,18 +670,18 @@ void bind_engine(nb::module_& m) {
           [](PyCommunicator* self, uint32_t rank, uint32_t size, uint32_t slot_bytes, double timeout,
              uint64_t budget_blocks, bool crowded, PyMesh* mesh, const nb::list& link_tx, const nb::list& link_rx,
              const nb::list& p2p_tx, const nb::list& p2p_rx, const nb::list& control_tx, const nb::list& control_rx,
-             const nb::list& sender, nb::object planner, nb::object devices,
+             const nb::list& sender, nb::object planner, nb::object devices, uint8_t suite,
              const std::optional<std::string>& kernels) {
             Roots roots{secrets_of(link_tx),    secrets_of(link_rx),    secrets_of(p2p_tx), secrets_of(p2p_rx),
                         secrets_of(control_tx), secrets_of(control_rx), secrets_of(sender)};
             new (self) PyCommunicator(rank, size, slot_bytes, timeout, budget_blocks, crowded,
                                       mesh ? std::move(mesh->mesh) : nullptr, std::move(roots), std::move(planner),
-                                      std::move(devices), kernels);
+                                      std::move(devices), suite, kernels);
           },
           nb::arg("rank"), nb::arg("size"), nb::arg("slot_bytes"), nb::arg("timeout"), nb::arg("budget_blocks"),
           nb::arg("crowded"), nb::arg("mesh").none(), nb::arg("link_tx"), nb::arg("link_rx"), nb::arg("p2p_tx"),
           nb::arg("p2p_rx"), nb::arg("control_tx"), nb::arg("control_rx"), nb::arg("sender"), nb::arg("planner"),
-          nb::arg("devices").none(), nb::arg("kernels") = nb::none())
+          nb::arg("devices").none(), nb::arg("suite") = 1, nb::arg("kernels") = nb::none())
       .def("run", &PyCommunicator::run, nb::arg("collective"), nb::arg("input").none(), nb::arg("output").none(),
            nb::arg("redop") = 0, nb::arg("root") = 0, nb::arg("factor") = 1.0, nb::arg("send_counts") = nb::none(),
            nb::arg("recv_counts") = nb::none(), nb::arg("timeout") = 0.0, nb::arg("algorithm") = 0,

@@ -218,20 +218,27 @@ void reduce(const std::string& isa, int dtype, int op, nb::handle dst, nb::handl
 }  // namespace
 
 void bind_host(nb::module_& m) {
-  m.def("aead_name", [] { return std::string(aead().name); }, "The kernels that seal and open records on this CPU.");
+  m.def(
+      "aead_name",
+      [](uint8_t suite) {
+        if (const AeadKernels* chosen = aead(Suite{suite})) return std::string(chosen->name);
+        throw nb::value_error(("this CPU has no kernels of suite " + std::to_string(suite)).c_str());
+      },
+      nb::arg("suite") = 1, "The kernels that seal and open records of a suite on this CPU.");
   m.def(
       "aead_names",
-      [] {
+      [](uint8_t suite) {
         std::vector<std::string> names;
-        for (const char* const* name = aead_names(); *name != nullptr; ++name) names.emplace_back(*name);
+        for (const char* const* name = aead_names(Suite{suite}); *name != nullptr; ++name) names.emplace_back(*name);
         return names;
       },
-      "All AES-256-GCM kernels that this CPU runs, fastest first; their known answers were checked.");
+      nb::arg("suite") = 1,
+      "All kernels of a suite that this CPU runs, fastest first; their known answers were checked.");
   m.def("aead_rate", aead_rate, nb::arg("name"), nb::arg("bytes"), nb::arg("seconds") = 0.1,
         "GB/s (1e9 bytes) at which records of `bytes` are sealed and opened in cache on one core, measured for "
         "about `seconds` in all.");
 
-  nb::class_<Aead>(m, "Aead", "AES-256-GCM under one key on one set of kernels, for tests and measurements.")
+  nb::class_<Aead>(m, "Aead", "The AEAD of a set of kernels under one key, for tests and measurements.")
       .def(nb::init<const std::string&, nb::handle>(), nb::arg("name"), nb::arg("key"))
       .def("seal", &Aead::seal, nb::arg("nonce"), nb::arg("aad"), nb::arg("plain"),
            "ciphertext || tag. The nonce has 12 bytes.")

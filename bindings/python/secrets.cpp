@@ -16,6 +16,8 @@
 
 #include "engine/arena.hpp"
 #include "engine/kdf.hpp"
+#include "engine/memory.hpp"
+#include "host/aead.hpp"
 
 namespace nb = nanobind;
 
@@ -23,6 +25,9 @@ namespace {
 
 using securecoll::Arena;
 using securecoll::Secret;
+using securecoll::host::AeadKernels;
+using securecoll::host::AeadKey;
+using securecoll::host::Suite;
 
 constexpr size_t kKey = 32;
 constexpr size_t kTag = 16;
@@ -61,8 +66,10 @@ Secret random_secret(size_t bytes) {
   return Secret::random(bytes);
 }
 
-// AES-256-GCM under a key that is used once, hence nonce 0. libcrypto's context holds the expanded key on its own
-// heap: before it is freed, it is keyed with zeros.
+// The wrap's nonce: its key is used once.
+constexpr uint8_t kNonce[securecoll::kNonceBytes] = {};
+
+// AES-256-GCM. libcrypto's context holds the expanded key on its own heap: before it is freed, it is keyed with zeros.
 class OneShotGcm {
  public:
   OneShotGcm(const Secret& key, bool seal) : context_(EVP_CIPHER_CTX_new()) {
@@ -105,7 +112,6 @@ class OneShotGcm {
     if (ok != 1) throw std::runtime_error("libcrypto failed to run AES-256-GCM");
   }
   void set_key(const uint8_t* key, bool seal) {
-    static constexpr uint8_t kNonce[12] = {};
     require(context_ != nullptr);
     require(EVP_CipherInit_ex(context_.get(), EVP_aes_256_gcm(), nullptr, key, kNonce, seal ? 1 : 0));
   }
@@ -113,24 +119,70 @@ class OneShotGcm {
   std::unique_ptr<EVP_CIPHER_CTX, Free> context_;
 };
 
+// AEGIS-256X4, with its key in the arena.
+class OneShotAegis {
+ public:
+  explicit OneShotAegis(const Secret& key) : kernels_(kernels()), key_(sizeof(AeadKey)) {
+    if (key.size() != kKey) throw nb::value_error("the wrapping key must have 32 bytes");
+    kernels_.expand(reinterpret_cast<AeadKey*>(key_.data()), key.data());
+  }
+
+  void seal(const nb::bytes& aad, const Secret& plain, uint8_t* sealed) {
+    kernels_.seal(expanded(), kNonce, data(aad), aad.size(), plain.data(), plain.size(), sealed,
+                  sealed + plain.size());
+  }
+
+  bool open(const nb::bytes& aad, const uint8_t* sealed, Secret* plain) {
+    return kernels_.open(expanded(), kNonce, data(aad), aad.size(), sealed, plain->size(), sealed + plain->size(),
+                         plain->data(), nullptr);
+  }
+
+ private:
+  static const AeadKernels& kernels() {
+    if (const AeadKernels* found = securecoll::host::aead(Suite::aegis_256x4)) return *found;
+    throw nb::value_error("this CPU has no kernels of AEGIS-256X4");
+  }
+  static const uint8_t* data(const nb::bytes& bytes) { return reinterpret_cast<const uint8_t*>(bytes.c_str()); }
+  const AeadKey& expanded() const { return *reinterpret_cast<const AeadKey*>(key_.data()); }
+
+  const AeadKernels& kernels_;
+  Secret key_;
+};
+
 void check_aad(const nb::bytes& aad) {
   if (aad.size() > kMost) throw nb::value_error("associated data is too long");
 }
 
-nb::bytes wrap_secret(const Secret& key, const nb::bytes& aad, const Secret& secret) {
+// Raises for a suite that there is not; whether it is AEGIS-256X4's.
+bool is_aegis(uint8_t suite) {
+  switch (Suite{suite}) {
+    case Suite::aes_256_gcm:
+      return false;
+    case Suite::aegis_256x4:
+      return true;
+  }
+  throw nb::value_error(("there is no suite " + std::to_string(suite)).c_str());
+}
+
+nb::bytes wrap_secret(const Secret& key, const nb::bytes& aad, const Secret& secret, uint8_t suite) {
   check_aad(aad);
   if (secret.size() != kKey) throw nb::value_error("wrap() takes a secret of 32 bytes");
   uint8_t sealed[kKey + kTag];
-  OneShotGcm(key, true).seal(aad, secret, sealed);
+  if (is_aegis(suite)) {
+    OneShotAegis(key).seal(aad, secret, sealed);
+  } else {
+    OneShotGcm(key, true).seal(aad, secret, sealed);
+  }
   return nb::bytes(sealed, sizeof sealed);
 }
 
-std::optional<Secret> unwrap_secret(const Secret& key, const nb::bytes& aad, const nb::bytes& blob) {
+std::optional<Secret> unwrap_secret(const Secret& key, const nb::bytes& aad, const nb::bytes& blob, uint8_t suite) {
   check_aad(aad);
   Secret plain(kKey);
-  OneShotGcm cipher(key, false);
-  if (blob.size() != kKey + kTag) return std::nullopt;
-  if (!cipher.open(aad, reinterpret_cast<const uint8_t*>(blob.c_str()), &plain)) return std::nullopt;
+  const auto opened_by = [&](auto&& cipher) {
+    return blob.size() == kKey + kTag && cipher.open(aad, reinterpret_cast<const uint8_t*>(blob.c_str()), &plain);
+  };
+  if (!(is_aegis(suite) ? opened_by(OneShotAegis(key)) : opened_by(OneShotGcm(key, false)))) return std::nullopt;
   return plain;
 }
 
@@ -185,10 +237,10 @@ void bind_secrets(nb::module_& m) {
   m.def("hmac_sha256", &mac_of, nb::arg("secret"), nb::arg("data"), "The 32-byte MAC of public `data`.");
   m.def("hmac_verify", &verify_mac, nb::arg("secret"), nb::arg("data"), nb::arg("mac"),
         "Whether `mac` is right, compared in constant time.");
-  m.def("wrap", &wrap_secret, nb::arg("key"), nb::arg("aad"), nb::arg("secret"),
-        "Seals a 32-byte secret under a 32-byte key that is used once (AES-256-GCM, nonce 0): 48 bytes.");
-  m.def("unwrap", &unwrap_secret, nb::arg("key"), nb::arg("aad"), nb::arg("blob"),
-        "The secret that wrap() sealed, or None where key, associated data or blob are not the same.");
+  m.def("wrap", &wrap_secret, nb::arg("key"), nb::arg("aad"), nb::arg("secret"), nb::arg("suite") = 1,
+        "Seals a 32-byte secret under a 32-byte key that is used once (the suite's AEAD, nonce 0): 48 bytes.");
+  m.def("unwrap", &unwrap_secret, nb::arg("key"), nb::arg("aad"), nb::arg("blob"), nb::arg("suite") = 1,
+        "The secret that wrap() sealed, or None where key, associated data, blob or suite are not the same.");
   m.def(
       "arena_used_bytes", [] { return Arena::instance().used_bytes(); }, "Bytes of live secrets, in 64-byte blocks.");
 }

@@ -198,7 +198,7 @@ class DeviceMemory final : public Memory {
     std::memcpy(nonce, &number, sizeof number);
     // A stream's key never lies where copies are made from: it travels sealed under a key of this device's own.
     const auto& wrapping = *static_cast<const host::AeadKey*>(wrapping_here_);
-    host::aead().seal(wrapping, nonce, nullptr, 0, key, 32, pinned_key_, pinned_key_ + 32);
+    host::aead(host::Suite::aes_256_gcm)->seal(wrapping, nonce, nullptr, 0, key, 32, pinned_key_, pinned_key_ + 32);
     expand_on_device(room, wrapping_there_, nonce, 32 + kTagSize);
     return reinterpret_cast<void*>(room);
   }
@@ -520,7 +520,7 @@ class DeviceMemory final : public Memory {
     // The one key that crosses as it is. Where the way to the device is not trusted, its driver encrypts it.
     wrapping_here_ = Arena::instance().allocate(sizeof(host::AeadKey));
     const Secret wrapping = Secret::random(32);
-    host::aead().expand(static_cast<host::AeadKey*>(wrapping_here_), wrapping.data());
+    host::aead(host::Suite::aes_256_gcm)->expand(static_cast<host::AeadKey*>(wrapping_here_), wrapping.data());
     wrapping_there_ = take_key_room();
     std::memcpy(pinned_key_, wrapping.data(), 32);
     const uint8_t nonce[kNonceBytes] = {};

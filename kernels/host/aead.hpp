@@ -1,4 +1,4 @@
-// AES-256-GCM on CPU memory, in sets of kernels chosen by CPUID.
+// The AEADs of the suites on CPU memory, in sets of kernels chosen by CPUID.
 //
 // The contract that stock libraries do not give, and why these exist: `sealed` may lie in memory that a hostile
 // host reads and writes at any moment. So seal() writes each byte of it once and never reads it back, and
@@ -13,6 +13,9 @@ inline constexpr size_t kKeyBytes = 32;
 inline constexpr size_t kNonceBytes = 12;
 inline constexpr size_t kTagBytes = 16;
 
+// The suites of docs/protocol.md, by their number there. Nonces, tags and keys are of one size in all of them.
+enum class Suite : uint8_t { aes_256_gcm = 1, aegis_256x4 = 4 };
+
 // An expanded key: round keys and powers of H, or whatever a kernel set wants. Plain data with no pointers into
 // itself: it lives in the locked arena, and wiping its bytes destroys it.
 struct alignas(64) AeadKey {
@@ -20,7 +23,8 @@ struct alignas(64) AeadKey {
 };
 
 struct AeadKernels {
-  const char* name;  // "vaes512", "vaes256", "libcrypto"
+  const char* name;  // "vaes512", "vaes256", "libcrypto"; "aegis-vaes512", "aegis-vaes256", "aegis-aesni"
+  Suite suite;
   // Expanding, sealing and opening do not fail, except that "libcrypto" throws std::runtime_error when libcrypto has
   // no memory or no AES-256-GCM.
   void (*expand)(AeadKey* key, const uint8_t raw[kKeyBytes]);
@@ -44,14 +48,15 @@ struct AeadKernels {
                    const uint8_t* sealed, size_t bytes, const uint8_t* tag, uint8_t* plain, const void* prefetch);
 };
 
-// The fastest set that this CPU runs and whose known answers came out right. Answers are checked once per
-// process, for every set the CPU supports; a wrong one throws std::runtime_error: the build or the CPU is broken.
-const AeadKernels& aead();
+// The fastest set of a suite that this CPU runs, or null where it runs none, which of AES-256-GCM never happens.
+// Answers are checked once per process, for every set the CPU supports; a wrong one throws std::runtime_error: the
+// build or the CPU is broken.
+const AeadKernels* aead(Suite suite);
 
-// A set by name, or null where the name is unknown or the CPU lacks it. Known answers were checked.
+// A set of any suite by name, or null where the name is unknown or the CPU lacks it. Known answers were checked.
 const AeadKernels* aead_by_name(const char* name);
 
-// Names of the sets this CPU runs, fastest first, ended by null.
-const char* const* aead_names();
+// Names of a suite's sets that this CPU runs, fastest first, ended by null.
+const char* const* aead_names(Suite suite);
 
 }  // namespace securecoll::host

@@ -129,6 +129,6 @@ bool open(const AeadKey& key, const uint8_t nonce[kNonceBytes], const uint8_t* a
 
 }  // namespace
 
-const AeadKernels kLibcrypto = {"libcrypto", expand, seal, open, nullptr, nullptr};
+const AeadKernels kLibcrypto = {"libcrypto", Suite::aes_256_gcm, expand, seal, open, nullptr, nullptr};
 
 }  // namespace securecoll::host

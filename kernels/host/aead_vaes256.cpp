@@ -11,6 +11,7 @@
 namespace securecoll::host {
 
 const AeadKernels kVaes256 = {"vaes256",
+                              Suite::aes_256_gcm,
                               expand_key,
                               Gcm<Vector256>::seal,
                               Gcm<Vector256>::open,

@@ -14,6 +14,7 @@
 namespace securecoll::host {
 
 const AeadKernels kVaes512 = {"vaes512",
+                              Suite::aes_256_gcm,
                               expand_key,
                               Gcm<Vector512>::seal,
                               Gcm<Vector512>::open,

@@ -19,7 +19,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "host/aead.hpp"
+#include "host/aead_sets.hpp"
 
 #define SC_INLINE inline __attribute__((always_inline))
 #define SC_UNROLL _Pragma("GCC unroll 16")
@@ -162,9 +162,6 @@ void expand_key(AeadKey* key, const uint8_t raw[kKeyBytes]) {
     k.halves[i] = _mm_xor_si128(p, _mm_shuffle_epi32(p, 0x4e));
   }
 }
-
-// Where what is written goes: through the caches; past them, to whole vectors' addresses; past them, to whole blocks'.
-enum class Stores { near, far, far_blocks };
 
 // Vector must give: Reg, kBlocks (blocks in a Reg), kGroup (vectors encrypted side by side: a group), kGroups (groups
 // hashed into one sum: a stride), kKaratsuba (three multiplications a vector and a shuffle, instead of four

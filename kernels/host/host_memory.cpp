@@ -108,11 +108,11 @@ class HostMemory final : public Memory {
 
 }  // namespace
 
-Memory* memory(const char* kernels) {
+Memory* memory(Suite suite, const char* kernels) {
   static std::mutex mutex;
   static auto* made = new std::map<std::string, Memory*>;  // leaked: streams outlive statics
-  const AeadKernels* aead_kernels = kernels ? aead_by_name(kernels) : &aead();
-  if (!aead_kernels) return nullptr;
+  const AeadKernels* aead_kernels = kernels ? aead_by_name(kernels) : aead(suite);
+  if (!aead_kernels || aead_kernels->suite != suite) return nullptr;
   std::lock_guard lock(mutex);
   Memory*& m = (*made)[aead_kernels->name];
   if (!m) m = new HostMemory(*aead_kernels);

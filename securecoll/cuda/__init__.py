@@ -15,8 +15,9 @@ from securecoll import _engine
 from securecoll.cuda.confidential import Confidential, confidential
 from securecoll.cuda.modules import Module, load
 from securecoll.errors import ConfigError
+from securecoll.suites import Suite
 
-__all__ = ["Confidential", "Device", "confidential", "device", "emulated", "source"]
+__all__ = ["Confidential", "Device", "check_suite", "confidential", "device", "emulated", "source"]
 
 log = logging.getLogger("securecoll")
 
@@ -66,10 +67,20 @@ def emulated(library: str, options: str = "", *, mapped: bool = True, copies_blo
     return Device(_engine.Device.emulated(library, options), mapped, copies_block)
 
 
-def source(given: Device | None) -> Callable[[int], Device]:
+def check_suite(suite: Suite) -> None:
+    """Raises :class:`ConfigError` where there are no kernels of a suite for device memory."""
+    if suite is not Suite.AES_256_GCM:
+        raise ConfigError(
+            f"the suite {suite.title} works on CPU memory alone; for tensors and arrays on a GPU, give the group the "
+            f"suite {Suite.AES_256_GCM.title}, on all ranks"
+        )
+
+
+def source(given: Device | None, suite: Suite) -> Callable[[int], Device]:
     """What a communicator asks for a device: the one it was ``given``, or else the GPU of the ordinal."""
 
     def ask(ordinal: int) -> Device:
+        check_suite(suite)
         if given is None:
             return device(ordinal)
         if ordinal != 0 and given.module is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from enum import Enum
 from typing import Protocol, TypeVar
 
@@ -32,6 +33,7 @@ from securecoll.handshake.wire import (
     wrap_for,
 )
 from securecoll.identity import Policy
+from securecoll.suites import Suite
 
 MAX_ENDPOINTS = 4096
 """The most bytes that a member may announce about where it can be reached."""
@@ -202,7 +204,7 @@ class Member:
             if self._rank == 0:
                 z = self._keep(self._draw.group_secret())
                 self._sent = b"".join(
-                    wrap(self._wrap_key(peer, peer), schedule.wrap_aad(self._t2, peer), z)
+                    wrap(self._wrap_key(peer, peer), schedule.wrap_aad(self._t2, peer), z, self._params.suite)
                     for peer in range(1, self._size)
                 )
                 self._set_master(z)
@@ -223,7 +225,8 @@ class Member:
                 ) from None
             if self._rank != 0:
                 key = self._wrap_key(0, self._rank)
-                z = unwrap(key, schedule.wrap_aad(self._t2, self._rank), wrap_for(wraps[0], self._rank))
+                blob = wrap_for(wraps[0], self._rank)
+                z = unwrap(key, schedule.wrap_aad(self._t2, self._rank), blob, self._params.suite)
                 if z is None:
                     raise AuthenticationError(
                         "authentication of the group secret from rank 0 failed: it was altered, or rank 0 saw other "
@@ -324,11 +327,19 @@ class Member:
         other = [r for r, hello in enumerate(hellos) if hello.params_hash != self._ph]
         if other:
             p = self._params
+            for suite in Suite:
+                hash_with = schedule.params_hash(replace(p, suite=suite))
+                theirs = [r for r in other if hellos[r].params_hash == hash_with]
+                if theirs:
+                    raise HandshakeError(
+                        f"{_name(theirs)} joined with the suite {suite.title}, and this rank ({self._rank}) with "
+                        f"{p.suite.title}. Give every rank the same suite: nothing is negotiated"
+                    )
             raise HandshakeError(
                 f"{_name(other)} joined with other parameters than this rank ({self._rank}). Compare here and there: "
-                f"securecoll's version, policy, job {p.job_id.decode(errors='replace')!r}, ranks {_shown(p.ranks)}, "
-                f"epoch {p.epoch}, {p.channels} channels, chunks of {p.max_chunk} bytes, and the rates of "
-                "SECURECOLL_NETWORK"
+                f"securecoll's version, suite {p.suite.title}, policy, job {p.job_id.decode(errors='replace')!r}, "
+                f"ranks {_shown(p.ranks)}, epoch {p.epoch}, {p.channels} channels, chunks of {p.max_chunk} bytes, and "
+                "the rates of SECURECOLL_NETWORK"
             )
         _check_distinct("the nonce", [hello.nonce for hello in hellos])
         _check_distinct("the identity key", [hello.idkey for hello in hellos], ignored=_NO_IDKEY)

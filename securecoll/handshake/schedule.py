@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from securecoll._engine import Secret, expand_label, hkdf_extract
 from securecoll.errors import ConfigError
 from securecoll.handshake.wire import Params, WireError, part, u32, u64
+from securecoll.suites import Suite
 
 _NOTHING = bytes(32)
 
@@ -39,11 +40,13 @@ def group_params(
     parent: bytes = _NOTHING,
     epoch: int = 0,
     manifest: bytes = b"",
+    suite: Suite = Suite.AES_256_GCM,
 ) -> Params:
     """The parameters of a group, with ``comm_id`` derived from the others. Raises :class:`ConfigError` where a value
     does not fit its field."""
     try:
         return Params(
+            suite=suite,
             policy_hash=policy_hash,
             manifest_hash=sha256(manifest),
             parent=parent,

@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from struct import Struct, pack
 
+from securecoll.suites import Suite
+
 HASH = 32
 SHARE = 32
 NONCE = 32
@@ -20,8 +22,6 @@ FIN = 36
 MAX_RANKS = 1 << 16
 MAX_JOB_ID = 256
 _VERSION = 1
-SUITE = 1
-"""X25519, Ed25519, SHA-256, HKDF- and HMAC-SHA-256, AES-256-GCM. Nothing is negotiated."""
 _HELLO = Struct(f">{HASH}sI{NONCE}s{SHARE}s32s{HASH}s")
 
 
@@ -95,6 +95,7 @@ class Reader:
 class Params:
     """What a group agrees on before it exchanges keys. Never sent: each member hashes its own."""
 
+    suite: Suite
     policy_hash: bytes
     """32 bytes: SHA-256 of the policy's encoding."""
     manifest_hash: bytes
@@ -142,7 +143,7 @@ class Params:
         return b"".join(
             (
                 u8(_VERSION),
-                u8(SUITE),
+                u8(self.suite),
                 self.policy_hash,
                 self.manifest_hash,
                 self.parent,
@@ -161,8 +162,12 @@ class Params:
     def decode(cls, blob: bytes) -> Params:
         """The parameters that ``blob`` encodes. Raises :class:`WireError`."""
         reader = Reader(blob)
-        if reader.take(2) != bytes((_VERSION, SUITE)):
-            raise WireError("another version or suite")
+        if reader.number(1) != _VERSION:
+            raise WireError("another version")
+        try:
+            suite = Suite(reader.number(1))
+        except ValueError:
+            raise WireError("an unknown suite") from None
         policy_hash, manifest_hash, parent, comm_id = (reader.take(HASH) for _ in range(4))
         epoch = reader.number(4)
         size = reader.number(4)
@@ -170,6 +175,7 @@ class Params:
             raise WireError(f"{size} members where 1 to {MAX_RANKS} are allowed")
         ranks = reader.take(4 * size)
         params = cls(
+            suite=suite,
             policy_hash=policy_hash,
             manifest_hash=manifest_hash,
             parent=parent,

@@ -49,6 +49,10 @@ class SecureCollOptions:
     """Where the pre-shared key comes from: a source, or the path of a key file. None: from the configuration."""
     job: str = ""
     """Part of what all members must agree on. Empty: from the configuration."""
+    suite: str | None = None
+    """The cryptography between ranks, see ``Communicator.create``: ``"aes-256-gcm"``, or for tensors on CPUs
+    ``"aegis-256x4"``. None: the default group's, or ``"aes-256-gcm"`` for that one and for groups with a key of their
+    own."""
 
 
 _default_options = SecureCollOptions()
@@ -120,6 +124,7 @@ def _create(group: Any, pg_options: object) -> Any:
         job=options.job,
         members=members,
         parent=parent,
+        suite=options.suite,
     )
     try:
         backend = binding.create(

@@ -16,7 +16,12 @@ import numpy as np
 import pytest
 
 from securecoll import AuthenticationError, Communicator, PeerLostError, SecureCollError, _engine
+from securecoll.suites import Suite
 from tests.groups import GROUP_SECONDS, SMALL, HostView, group, left_behind
+
+each_suite = pytest.mark.parametrize(
+    "suite", [suite for suite in Suite if _engine.aead_names(suite)], ids=lambda suite: suite.title
+)
 
 COUNT = 3000  # 12000 bytes: three records of a lane of four slots
 RECORDS = 3
@@ -66,10 +71,14 @@ def _pass(gate: str) -> None:
 
 
 def _attack(
-    folder: Path, attack: Callable[[HostView, HostView, int], None], kernels: str | None = None, warm: int = 2
+    folder: Path,
+    attack: Callable[[HostView, HostView, int], None],
+    kernels: str | None = None,
+    warm: int = 2,
+    suite: Suite = Suite.AES_256_GCM,
 ) -> list[tuple[str, bool, str, bool]]:
     gate = folder / "gate"
-    with group(2, folder, _victims, warm, str(gate), shape=SMALL, kernels=kernels) as ranks:
+    with group(2, folder, _victims, warm, str(gate), shape=SMALL, kernels=kernels, suite=suite.title) as ranks:
         ranks.wait_joined()
         views = [HostView(ranks.pids[r], r, 2, SMALL) for r in range(2)]
         position = warm * RECORDS
@@ -114,17 +123,30 @@ def test_flipped_bit_in_any_slot(tmp_path: Path, kernels: str, record: int, byte
     _assert_refused(_attack(tmp_path, attack, kernels))
 
 
-def test_swapped_records(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernels", _engine.aead_names(Suite.AEGIS_256X4))
+@pytest.mark.parametrize(
+    ("record", "byte"), [(0, 0), (1, 2048), (2, 12000 - 8192 - 1), (0, 4111)], ids=["first", "second", "last", "tag"]
+)
+def test_flipped_bit_in_any_slot_of_suite_4(tmp_path: Path, kernels: str, record: int, byte: int) -> None:
+    def attack(sender: HostView, _: HostView, position: int) -> None:
+        sender.flip(sender.slot_at(2, position + record) + byte, bit=byte % 8)
+
+    _assert_refused(_attack(tmp_path, attack, kernels, suite=Suite.AEGIS_256X4))
+
+
+@each_suite
+def test_swapped_records(tmp_path: Path, suite: Suite) -> None:
     def attack(sender: HostView, _: HostView, position: int) -> None:
         m = sender.memory
         a, b = sender.slot_at(2, position), sender.slot_at(2, position + 1)
         n = 4096 + TAG
         m[a : a + n], m[b : b + n] = m[b : b + n], m[a : a + n]
 
-    _assert_refused(_attack(tmp_path, attack))
+    _assert_refused(_attack(tmp_path, attack, suite=suite))
 
 
-def test_replayed_record(tmp_path: Path) -> None:
+@each_suite
+def test_replayed_record(tmp_path: Path, suite: Suite) -> None:
     """The whole record that stood in the lane one collective ago, of the same length and plaintext."""
     stale: dict[int, bytes] = {}
 
@@ -137,7 +159,7 @@ def test_replayed_record(tmp_path: Path) -> None:
         sender.memory[new : new + len(stale[0])] = stale[0]
 
     # A lane of four slots and three records a collective: position - 1 is still there while position .. + 2 are fresh.
-    _assert_refused(_attack(tmp_path, attack))
+    _assert_refused(_attack(tmp_path, attack, suite=suite))
     assert any(stale[0])
 
 

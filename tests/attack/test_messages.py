@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from securecoll import Communicator, SecureCollError, _engine
+from securecoll.suites import Suite
 from tests.groups import GROUP_SECONDS, SMALL, HostView, Outcome, group, left_behind
 
 SHORT = 10_000  # three records of payload behind the envelope: a lane of four slots is full
@@ -232,9 +233,12 @@ def _long(comm: Communicator) -> tuple[str, bool]:
         return type(e).__name__, comm.rank == 0 or not out.any()
 
 
-@pytest.mark.parametrize("kernels", list(_engine.aead_names()))
-def test_every_set_of_kernels_carries_messages(tmp_path: Path, kernels: str) -> None:
-    with group(2, tmp_path, _victims, SHORT, 1, str(tmp_path / "gate"), shape=SMALL, kernels=kernels) as ranks:
+@pytest.mark.parametrize(
+    ("suite", "kernels"), [(suite.title, name) for suite in Suite for name in _engine.aead_names(suite)]
+)
+def test_every_set_of_kernels_carries_messages(tmp_path: Path, suite: str, kernels: str) -> None:
+    options = {"shape": SMALL, "suite": suite, "kernels": kernels}
+    with group(2, tmp_path, _victims, SHORT, 1, str(tmp_path / "gate"), **options) as ranks:
         (tmp_path / "gate").touch()
         outcomes = ranks.finish()
     assert outcomes[1].error is None and outcomes[1].value[2] == "returned, right"

@@ -20,6 +20,7 @@ from tests.cuda.groups import devices
 from tests.groups import SMALL, HostView, group, left_behind, run
 
 COUNT = 3000
+needs_aegis = pytest.mark.skipif(not securecoll._engine.aead_names(4), reason="this CPU has no AES instructions")
 
 
 def _error(call: Any, *args: Any, **options: Any) -> str:
@@ -107,6 +108,39 @@ def test_without_cupy_one_sentence_says_what_is_missing(tmp_path: Path) -> None:
     arrays.kernels()
     for error in run(2, tmp_path, _without_cupy, shape=SMALL):
         assert error.startswith("ConfigError") and "CuPy" in error and "pip install 'securecoll[cuda13]'" in error
+
+
+def _in_a_group_of_suite_4(comm: Communicator) -> list[str]:
+    there = Array(arrays_device(), np.ones(COUNT, np.float32))
+    errors = [_error(comm.all_reduce, there), _error(comm.broadcast, there, 0)]
+    x = np.ones(COUNT, np.float32)
+    comm.all_reduce(x)  # nothing was sent, and no sequence number used: the ranks are still in step
+    assert (x == comm.size).all()
+    assert (there.get() == 1).all()
+    return errors
+
+
+@needs_aegis
+def test_device_memory_in_a_group_of_suite_4_is_refused(tmp_path: Path) -> None:
+    arrays.kernels()
+    for rank, errors in enumerate(run(2, tmp_path, _in_a_group_of_suite_4, shape=SMALL, suite="aegis-256x4")):
+        for error in errors:
+            assert error.startswith(f"ConfigError: rank {rank}: "), error
+            assert "aegis-256x4 works on CPU memory alone" in error and "suite aes-256-gcm" in error
+
+
+@needs_aegis
+def test_a_device_for_a_group_of_suite_4_is_refused_when_it_is_made(tmp_path: Path) -> None:
+    with group(2, tmp_path, _nothing, shape=SMALL, suite="aegis-256x4", device=devices(only=(1,))) as ranks:
+        zero, one = ranks.finish()
+    assert isinstance(one.error, ConfigError)
+    assert "aegis-256x4 works on CPU memory alone" in str(one.error) and "suite aes-256-gcm" in str(one.error)
+    assert "rank 1 gave up" in str(zero.error)
+    assert max(zero.seconds, one.seconds) < 5
+
+
+def _nothing(comm: Communicator) -> None:
+    raise AssertionError("joined")
 
 
 def test_a_missing_driver_is_named() -> None:

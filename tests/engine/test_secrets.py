@@ -21,10 +21,13 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from hypothesis import given
 from hypothesis import strategies as st
+from pyaegis import Aegis256X4
 
 from securecoll import _engine
 from securecoll._engine import Secret, arena_used_bytes, expand_label, hkdf_extract, hmac_sha256, hmac_verify
 
+SUITES = [suite for suite in (1, 4) if _engine.aead_names(suite)]
+needs_aegis = pytest.mark.skipif(4 not in SUITES, reason="this CPU has no AES instructions")
 CANARY = b"canary of the arena: 48 bytes that occur nowhere"
 
 
@@ -98,7 +101,7 @@ data = bytearray(masked)
 for i in range(48):
     data[i] ^= MASK
 handle = Secret.absorb(data)
-from securecoll._engine import expand_label, hkdf_extract, hmac_verify, unwrap, wrap
+from securecoll._engine import aead_names, expand_label, hkdf_extract, hmac_verify, unwrap, wrap
 short = bytearray(masked[:32])
 for i in range(32):
     short[i] ^= MASK
@@ -106,8 +109,9 @@ key = Secret.absorb(short)
 for _ in range(3):
     hmac_verify(key, b"data", hmac_sha256(key, b"data"))
     expand_label(hkdf_extract(key, key), "label", b"", 64)
-    assert unwrap(key, b"", wrap(key, b"", key)).size == 32
-    assert unwrap(key, b"", bytes(48)) is None
+    for suite in (suite for suite in (1, 4) if aead_names(suite)):
+        assert unwrap(key, b"", wrap(key, b"", key, suite), suite).size == 32
+        assert unwrap(key, b"", bytes(48), suite) is None
 assert len(find(masked[:32])) == 1, "using a key left copies of it"
 key.erase()
 places = find(masked)
@@ -363,31 +367,52 @@ def test_wrapping_is_aes_256_gcm_with_nonce_zero(key, plain, aad):
     assert hmac_sha256(opened, b"mark") == hmac.new(plain, b"mark", hashlib.sha256).digest()
 
 
-def test_no_altered_wrap_opens():
+@given(st.binary(min_size=32, max_size=32), st.binary(min_size=32, max_size=32), st.binary(max_size=80))
+@needs_aegis
+def test_wrapping_in_suite_4_is_aegis_256x4_with_nonce_zero(key, plain, aad):
+    blob = _engine.wrap(secret(key), aad, secret(plain), 4)
+    assert blob == Aegis256X4(tag_size=16).encrypt(key, bytes(32), plain, aad)
+    opened = _engine.unwrap(secret(key), aad, blob, 4)
+    assert hmac_sha256(opened, b"mark") == hmac.new(plain, b"mark", hashlib.sha256).digest()
+
+
+@pytest.mark.parametrize("suite", [0, 2, 3, 5])
+def test_there_is_no_wrapping_in_an_unknown_suite(suite):
+    key = Secret.random(32)
+    with pytest.raises(ValueError, match=f"no suite {suite}"):
+        _engine.wrap(key, b"", key, suite)
+    with pytest.raises(ValueError, match=f"no suite {suite}"):
+        _engine.unwrap(key, b"", bytes(48), suite)
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_no_altered_wrap_opens(suite):
     key, aad = Secret.random(32), b"associated"
-    blob = _engine.wrap(key, aad, Secret.random(32))
+    blob = _engine.wrap(key, aad, Secret.random(32), suite)
     gc.collect()
     before = arena_used_bytes()
     for bit in range(8 * 48):
         bad = bytearray(blob)
         bad[bit // 8] ^= 1 << bit % 8
-        assert _engine.unwrap(key, aad, bytes(bad)) is None
+        assert _engine.unwrap(key, aad, bytes(bad), suite) is None
     for bad in (b"", blob[:-1], blob + b"\0", blob[:16], blob * 2):
-        assert _engine.unwrap(key, aad, bad) is None
-    assert _engine.unwrap(key, b"associateD", blob) is None
-    assert _engine.unwrap(Secret.random(32), aad, blob) is None
-    assert _engine.unwrap(key, aad, blob) is not None
+        assert _engine.unwrap(key, aad, bad, suite) is None
+    assert _engine.unwrap(key, b"associateD", blob, suite) is None
+    assert _engine.unwrap(Secret.random(32), aad, blob, suite) is None
+    assert all(_engine.unwrap(key, aad, blob, other) is None for other in SUITES if other != suite)
+    assert _engine.unwrap(key, aad, blob, suite) is not None
     assert arena_used_bytes() == before
 
 
+@pytest.mark.parametrize("suite", SUITES)
 @pytest.mark.parametrize("size", [16, 31, 33, 64])
-def test_wrapping_takes_keys_and_secrets_of_32_bytes_only(size):
+def test_wrapping_takes_keys_and_secrets_of_32_bytes_only(size, suite):
     with pytest.raises(ValueError, match="32 bytes"):
-        _engine.wrap(Secret.random(size), b"", Secret.random(32))
+        _engine.wrap(Secret.random(size), b"", Secret.random(32), suite)
     with pytest.raises(ValueError, match="32 bytes"):
-        _engine.wrap(Secret.random(32), b"", Secret.random(size))
+        _engine.wrap(Secret.random(32), b"", Secret.random(size), suite)
     with pytest.raises(ValueError, match="32 bytes"):
-        _engine.unwrap(Secret.random(size), b"", bytes(48))
+        _engine.unwrap(Secret.random(size), b"", bytes(48), suite)
 
 
 def test_locked_memory_stays_small():

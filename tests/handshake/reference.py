@@ -15,9 +15,12 @@ from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from pyaegis import Aegis256X4
 
 VECTORS = Path(__file__).with_name("vectors.json")
 FINGERPRINT = b"fingerprint"
+NAMES = {"2": (2, 1), "3": (3, 1), "3, suite 4": (3, 4)}
+"""Ranks and suite of each vector."""
 
 
 def H(data):
@@ -67,7 +70,7 @@ def encode_params(p):
     comm_id = TH("comm", p["job_id"], p["parent"], members, struct.pack(">Q", p["use"]))
     return b"".join(
         [
-            struct.pack(">BB", 1, 1),
+            struct.pack(">BB", 1, p.get("suite", 1)),
             H(p["policy"]),
             H(p["manifest"]),
             p["parent"],
@@ -81,6 +84,13 @@ def encode_params(p):
             lp(p["job_id"]),
         ]
     )
+
+
+def seal(suite, key, nonce, aad, plain):
+    if suite == 1:
+        return AESGCM(key).encrypt(nonce, plain, aad)
+    assert suite == 4
+    return Aegis256X4(tag_size=16).encrypt(key, nonce + bytes(20), plain, aad)
 
 
 def play(p, psk, e, nonces, z, endpoints):
@@ -103,7 +113,7 @@ def play(p, psk, e, nonces, z, endpoints):
     wraps = b""
     for r in range(1, n):
         kw = XL(extract(XL(es, "derived", t2, 32), x25519(e[0], shares[r])), "wrap", u32[r] + t2, 32)
-        wraps += AESGCM(kw).encrypt(bytes(12), z, t2 + u32[r])
+        wraps += seal(p.get("suite", 1), kw, bytes(12), t2 + u32[r], z)
     ms = extract(XL(es, "derived2", t2, 32), z)
     fins = [u32[r] + MAC(XL(ms, "confirm", t2, 32), b"fin" + u32[r] + t2) for r in range(n)]
     group = XL(ms, "group", t2, 32)
@@ -130,9 +140,9 @@ def play(p, psk, e, nonces, z, endpoints):
     }
 
 
-def inputs(n):
+def inputs(n, suite=1):
     """Fixed, and without meaning: hashes of names."""
-    return {
+    given = {
         "p": {
             "policy": b"\x01\x01",
             "manifest": b"",
@@ -151,11 +161,14 @@ def inputs(n):
         "z": H(b"z"),
         "endpoints": [b"endpoint of %d" % r * r for r in range(n)],
     }
+    if suite != 1:
+        given["p"]["suite"] = suite
+    return given
 
 
-def vector(n):
+def vector(n, suite=1):
     """One entry of vectors.json. Roots appear only as fingerprints: HMAC(root, "fingerprint")."""
-    given = inputs(n)
+    given = inputs(n, suite)
     out = play(**given)
     out["roots"] = {name: MAC(root, FINGERPRINT) for name, root in out["roots"].items()}
     return {"inputs": given, "outputs": out}
@@ -173,4 +186,5 @@ def to_json(value):
 
 
 if __name__ == "__main__":
-    VECTORS.write_text(json.dumps({str(n): to_json(vector(n)) for n in (2, 3)}, indent=1) + "\n")
+    vectors = {name: to_json(vector(*of)) for name, of in NAMES.items()}
+    VECTORS.write_text(json.dumps(vectors, indent=1) + "\n")

@@ -10,13 +10,16 @@ import hashlib
 
 import pytest
 
+from securecoll import _engine
 from securecoll.errors import AuthenticationError, HandshakeError
-from securecoll.handshake import Session, member
+from securecoll.handshake import Session, member, schedule
 from securecoll.handshake.member import Member
 from securecoll.identity import Policy
+from securecoll.suites import Suite
 from tests.handshake.group import KEY, FixedDraw, agree, join, lock_step, members, params, secret
 from tests.memory_exchange import Hub
 
+needs_aegis = pytest.mark.skipif(not _engine.aead_names(Suite.AEGIS_256X4), reason="this CPU has no AES instructions")
 HELLO, AUTH, WRAP, FIN = 1, 2, 3, 4
 P = 2**255 - 19
 SMALL_ORDER = (
@@ -121,6 +124,47 @@ def test_a_rank_with_other_parameters_is_named():
     ends_with(ends[0], HandshakeError, "rank 2 joined with other parameters than this rank (0)", "2 channels")
     ends_with(ends[1], HandshakeError, "rank 2 joined with other parameters")
     ends_with(ends[2], HandshakeError, "ranks [0, 1] joined with other parameters")
+
+
+def test_ranks_of_another_suite_are_named():
+    group = members(3)
+    group[2] = members(3, suite=Suite.AEGIS_256X4)[2]
+    ends = lock_step(group)
+    for end in ends[:2]:
+        ends_with(end, HandshakeError, "rank 2 joined with the suite aegis-256x4", "with aes-256-gcm", "same suite")
+    ends_with(ends[2], HandshakeError, "ranks [0, 1] joined with the suite aes-256-gcm", "(2) with aegis-256x4")
+    nobody_joined(ends)
+
+
+def test_ranks_that_differ_in_more_than_the_suite_are_named_with_everything():
+    group = members(2)
+    group[1] = members(2, suite=Suite.AEGIS_256X4, channels=3)[1]
+    ends = lock_step(group)
+    ends_with(ends[0], HandshakeError, "rank 1 joined with other parameters", "suite aes-256-gcm")
+    ends_with(ends[1], HandshakeError, "rank 0 joined with other parameters", "suite aegis-256x4")
+
+
+@needs_aegis
+def test_a_group_secret_wrapped_in_another_suite_does_not_open(monkeypatch):
+    """Also where nothing else of the parameters' hash stands in the way."""
+    ph = schedule.params_hash(params(2))
+    monkeypatch.setattr(schedule, "params_hash", lambda params: ph)
+    group = [members(2)[0], members(2, suite=Suite.AEGIS_256X4)[1]]
+    ends = lock_step(group)
+    ends_with(ends[1], AuthenticationError, "group secret from rank 0")
+    nobody_joined(ends)
+
+
+@needs_aegis
+def test_a_group_of_another_suite_joins():
+    assert agree(lock_step(members(3, suite=Suite.AEGIS_256X4)))
+
+
+@needs_aegis
+@pytest.mark.parametrize("at", range(0, 48, 5))
+def test_an_altered_group_secret_of_suite_4_does_not_open(at):
+    ends = lock_step(members(2, suite=Suite.AEGIS_256X4), to(1, WRAP, put(0, flip(at, at % 8))))
+    ends_with(ends[1], AuthenticationError, "group secret from rank 0")
 
 
 def test_a_repeated_nonce_is_refused():

@@ -7,24 +7,37 @@ import json
 
 import pytest
 
+from securecoll import _engine
 from securecoll.handshake import Params, group_params, schedule
 from securecoll.handshake.member import Member
 from securecoll.identity import Policy
+from securecoll.suites import Suite
 from tests.handshake import reference
 from tests.handshake.group import FixedDraw, fingerprints, secret
 
 FROZEN = json.loads(reference.VECTORS.read_text())
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_the_second_implementation_computes_what_was_frozen(size):
-    assert reference.to_json(reference.vector(size)) == FROZEN[str(size)]
+of_each = pytest.mark.parametrize(
+    ("name", "size", "suite"), [(name, *of) for name, of in reference.NAMES.items()], ids=reference.NAMES
+)
 
 
-@pytest.mark.parametrize("size", [2, 3])
-def test_every_message_and_every_root_is_as_frozen(size):
-    given = reference.inputs(size)
-    expected = FROZEN[str(size)]["outputs"]
+def test_the_vectors_are_those_named():
+    assert FROZEN.keys() == reference.NAMES.keys()
+
+
+@of_each
+def test_the_second_implementation_computes_what_was_frozen(name, size, suite):
+    assert reference.to_json(reference.vector(size, suite)) == FROZEN[name]
+
+
+@of_each
+def test_every_message_and_every_root_is_as_frozen(name, size, suite):
+    if not _engine.aead_names(suite):
+        pytest.skip("this CPU has no kernels of that suite")
+    given = reference.inputs(size, suite)
+    expected = FROZEN[name]["outputs"]
     p = given["p"]
     assert p["policy"] == Policy().encode()
     params = group_params(
@@ -35,6 +48,7 @@ def test_every_message_and_every_root_is_as_frozen(size):
         plan_table_hash=p["plan_table_hash"],
         job_id=p["job_id"],
         use=p["use"],
+        suite=Suite(suite),
     )
     assert params.encode().hex() == expected["params"]
     assert schedule.params_hash(params).hex() == expected["PH"]
@@ -69,14 +83,16 @@ def test_every_message_and_every_root_is_as_frozen(size):
     assert found == expected["roots"]
 
 
-def test_the_params_of_a_vector_decode_to_themselves():
-    blob = bytes.fromhex(FROZEN["3"]["outputs"]["params"])
+@pytest.mark.parametrize("name", reference.NAMES)
+def test_the_params_of_a_vector_decode_to_themselves(name):
+    blob = bytes.fromhex(FROZEN[name]["outputs"]["params"])
     assert Params.decode(blob).encode() == blob
 
 
 def test_each_field_of_the_params_changes_their_hash():
     base = Params.decode(bytes.fromhex(FROZEN["3"]["outputs"]["params"]))
     changed = {
+        "suite": Suite.AEGIS_256X4,
         "policy_hash": bytes(32),
         "manifest_hash": bytes(32),
         "parent": b"\1" * 32,

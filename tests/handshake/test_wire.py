@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from securecoll.errors import AuthenticationError, ConfigError, HandshakeError
 from securecoll.handshake import Params, group_params
 from securecoll.handshake.wire import Auth, AuthSizes, Fin, Hello, WireError, check_wraps, wrap_for
+from securecoll.suites import Suite
 from tests.handshake.group import KEY, POLICY, lock_step, members, params
 
 SIZES = AuthSizes(credential=3, evidence_limit=40, endpoints_limit=20, signature=64, mac=32)
@@ -18,6 +19,7 @@ U32 = st.integers(0, 2**32 - 1)
 VALID = {
     Params: st.builds(
         Params,
+        suite=st.sampled_from(Suite),
         policy_hash=HASH,
         manifest_hash=HASH,
         parent=HASH,
@@ -181,10 +183,20 @@ def test_a_proof_with_a_part_of_another_size_than_the_policy_says_is_refused(nam
         Auth.decode(Auth(0, **parts | {name: bytes(size)}).encode(), SIZES)
 
 
-@pytest.mark.parametrize(("at", "value"), [(0, 0), (0, 2), (1, 0), (1, 2)])
-def test_params_of_another_version_or_suite_are_refused(at, value):
+@pytest.mark.parametrize(
+    ("at", "value", "what"),
+    [(0, 0, "version"), (0, 2, "version"), *((1, suite, "suite") for suite in (0, 2, 3, 5, 255))],
+)
+def test_params_of_another_version_or_an_unknown_suite_are_refused(at, value, what):
     blob = bytearray(params(2).encode())
     assert Params.decode(bytes(blob)) == params(2)
     blob[at] = value
-    with pytest.raises(WireError, match="version or suite"):
+    with pytest.raises(WireError, match=what):
         Params.decode(bytes(blob))
+
+
+def test_params_of_every_suite_decode_to_themselves():
+    for suite in Suite:
+        made = params(2, suite=suite)
+        assert made.encode()[1] == suite
+        assert Params.decode(made.encode()) == made

@@ -1,6 +1,6 @@
-// The 512-bit intrinsics that kernels/host/vector512.hpp names, out of 256-bit ones, so that the tests run that file
-// on CPUs with VAES and VPCLMULQDQ but without AVX-512. Each follows the pseudocode of Intel's intrinsics guide.
-// Include before vector512.hpp.
+// The 512-bit intrinsics that kernels/host/vector512.hpp and aegis_vector512.hpp name, out of 256-bit ones, so that
+// the tests run these files on CPUs with VAES and VPCLMULQDQ but without AVX-512. Each follows the pseudocode of
+// Intel's intrinsics guide. Include before either.
 #pragma once
 #include <immintrin.h>
 
@@ -38,6 +38,11 @@ EMULATED __m512i zextsi128(__m128i x) { return join(_mm256_zextsi128_si256(x), _
 EMULATED __m512i loadu(const void* p) {
   const auto* q = static_cast<const __m256i_u*>(p);
   return join(_mm256_loadu_si256(q), _mm256_loadu_si256(q + 1));
+}
+EMULATED void storeu(void* p, __m512i value) {
+  auto* q = static_cast<__m256i_u*>(p);
+  _mm256_storeu_si256(q, half(value, 0));
+  _mm256_storeu_si256(q + 1, half(value, 1));
 }
 EMULATED __m512i set_epi32(int f, int e, int d, int c, int b, int a, int n9, int n8, int n7, int n6, int n5, int n4,
                            int n3, int n2, int n1, int n0) {
@@ -114,6 +119,7 @@ EMULATED __m512i maskz_mov_epi8(uint64_t mask, __m512i value) {
 #define _mm512_broadcast_i32x4 emulated::broadcast_i32x4
 #define _mm512_zextsi128_si512 emulated::zextsi128
 #define _mm512_loadu_si512 emulated::loadu
+#define _mm512_storeu_si512 emulated::storeu
 #define _mm512_set_epi32 emulated::set_epi32
 #define _mm512_castsi512_si256 emulated::castsi512_si256
 #define _mm512_xor_si512 emulated::bxor

@@ -10,10 +10,16 @@
 
 extern const securecoll::host::AeadKernels kEmulated512, kEmulated512Far;
 const securecoll::host::AeadKernels kEmulated512 = {"emulated512",
+                                                    securecoll::host::Suite::aes_256_gcm,
                                                     securecoll::host::expand_key,
                                                     securecoll::host::Gcm<securecoll::host::Vector512>::seal,
                                                     securecoll::host::Gcm<securecoll::host::Vector512>::open,
                                                     securecoll::host::Gcm<securecoll::host::Vector512>::seal_far,
                                                     securecoll::host::Gcm<securecoll::host::Vector512>::open_far};
-const securecoll::host::AeadKernels kEmulated512Far = {
-    "emulated512/far", kEmulated512.expand, kEmulated512.seal_far, kEmulated512.open_far, nullptr, nullptr};
+const securecoll::host::AeadKernels kEmulated512Far = {"emulated512/far",
+                                                       kEmulated512.suite,
+                                                       kEmulated512.expand,
+                                                       kEmulated512.seal_far,
+                                                       kEmulated512.open_far,
+                                                       nullptr,
+                                                       nullptr};

@@ -1,4 +1,4 @@
-"""All AES-256-GCM kernel sets behind one interface: the engine's own, and those that only tests build."""
+"""All AEAD kernel sets of all suites behind one interface: the engine's own, and those that only tests build."""
 
 from __future__ import annotations
 
@@ -12,18 +12,43 @@ from typing import Protocol
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from pyaegis import Aegis256X4
 
 from securecoll import _engine
+from securecoll.suites import Suite
 
 ROOT = Path(__file__).resolve().parents[2]
 TAG = 16
 
-# "vaes512" itself where the CPU has AVX-512; everywhere else its source on emulated registers.
-NATIVE = _engine.aead_names()
-EMULATED = ["emulated512", "emulated512/far"] if "vaes256" in NATIVE else []
+NATIVE = [name for suite in Suite for name in _engine.aead_names(suite)]
+# The sources of "vaes512" and "aegis-vaes512" on emulated registers, whether or not the CPU has AVX-512.
+EMULATED = [name + far for name in ("emulated512", "aegis-emulated512") for far in ("", "/far")]
+EMULATED = EMULATED if "vaes256" in NATIVE else []
 # "/far": sealed and opened with stores that pass the caches.
-FAR = [f"{name}/far" for name in NATIVE if name.startswith("vaes")]
+FAR = [f"{name}/far" for name in NATIVE if name != "libcrypto"]
 NAMES = NATIVE + FAR + EMULATED
+# What takes whole nonces: the sources of AEGIS-256X4's sets.
+WHOLE = ["aegis128"] * ("aegis-aesni" in NATIVE) + ["aegis256", "aegis512"] * ("aegis-vaes256" in NATIVE)
+
+
+def suite_of(name: str) -> Suite:
+    """The suite of a set of kernels."""
+    return Suite.AEGIS_256X4 if name.startswith("aegis-") else Suite.AES_256_GCM
+
+
+class Reference:
+    """Another implementation of a suite's AEAD: OpenSSL's AES-256-GCM, libaegis's AEGIS-256X4."""
+
+    def __init__(self, suite: Suite, key: bytes) -> None:
+        self._suite, self._key = suite, key
+
+    def seal(self, nonce: bytes, aad: bytes, plain: bytes) -> bytes:
+        """ciphertext || tag."""
+        if self._suite is Suite.AES_256_GCM:
+            return AESGCM(self._key).encrypt(nonce, plain, aad)
+        sealed: bytes = Aegis256X4(tag_size=TAG).encrypt(self._key, nonce + bytes(20), plain, aad)
+        return sealed
 
 
 class Aead(Protocol):
@@ -48,6 +73,7 @@ class TestLibrary:
         sources = [ROOT / "tests/host/sets.cpp", ROOT / "kernels/host/aead_known_answers.cpp"]
         if EMULATED:
             sources.append(ROOT / "tests/host/emulated512.cpp")
+        sources += [ROOT / f"tests/host/{name}.cpp" for name in WHOLE]
         flags = ["-std=c++17", "-O1", "-shared", "-fPIC", "-pthread", "-Wno-psabi", f"-I{ROOT / 'kernels'}"]
         if not EMULATED:
             flags.append("-DNO_EMULATION")
@@ -59,6 +85,23 @@ class TestLibrary:
     def aead(self, name: str, key: bytes) -> Aead:
         """A key on one of the library's own sets."""
         return _LibraryAead(self._c, self.find(name), key)
+
+    def seal_under(self, name: str, key: bytes, nonce: bytes, aad: bytes, plain: bytes) -> bytes:
+        """Seals under a whole nonce with one of ``WHOLE``."""
+        assert (len(key), len(nonce)) == (32, 32)
+        sealed = ctypes.create_string_buffer(len(plain) + TAG)
+        seal = getattr(self._c, f"seal_{name}")
+        seal(key, nonce, aad, ctypes.c_size_t(len(aad)), plain, ctypes.c_size_t(len(plain)), sealed)
+        return sealed.raw
+
+    def open_under(self, name: str, key: bytes, nonce: bytes, aad: bytes, sealed: bytes) -> bytes | None:
+        """Opens under a whole nonce with one of ``WHOLE``."""
+        assert (len(key), len(nonce)) == (32, 32)
+        size = len(sealed) - TAG
+        plain = ctypes.create_string_buffer(size or 1)
+        opens = getattr(self._c, f"open_{name}")
+        verified = opens(key, nonce, aad, ctypes.c_size_t(len(aad)), sealed, ctypes.c_size_t(size), plain)
+        return plain.raw[:size] if verified else None
 
     def find(self, name: str) -> ctypes.c_void_p:
         found = self._c.find_set(name.encode())

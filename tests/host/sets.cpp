@@ -12,7 +12,7 @@
 using namespace securecoll::host;
 
 #ifndef NO_EMULATION
-extern const AeadKernels kEmulated512, kEmulated512Far;
+extern const AeadKernels kEmulated512, kEmulated512Far, kAegisEmulated512, kAegisEmulated512Far;
 #endif
 
 namespace {
@@ -83,16 +83,18 @@ bool open_ignores_aad(const AeadKey& key, const uint8_t* nonce, const uint8_t* a
   return false;
 }
 
+constexpr Suite kGcm = Suite::aes_256_gcm;
 constexpr AeadKernels kSets[] = {
-    {"naive", keep, naive_seal, naive_open, nullptr, nullptr},
-    {"wrong last byte", keep, seal_wrong_last_byte, naive_open, nullptr, nullptr},
-    {"opens anything", keep, naive_seal, open_anything, nullptr, nullptr},
-    {"opens nothing", keep, naive_seal, open_nothing, nullptr, nullptr},
-    {"short tag", keep, naive_seal, open_short_tag, nullptr, nullptr},
-    {"ignores aad", keep, naive_seal, open_ignores_aad, nullptr, nullptr},
-    {"seals otherwise far", keep, naive_seal, naive_open, seal_wrong_last_byte, nullptr},
-    {"opens anything far", keep, naive_seal, naive_open, nullptr, open_anything},
-    {"opens nothing far", keep, naive_seal, naive_open, nullptr, open_nothing},
+    {"naive", kGcm, keep, naive_seal, naive_open, nullptr, nullptr},
+    {"wrong last byte", kGcm, keep, seal_wrong_last_byte, naive_open, nullptr, nullptr},
+    {"opens anything", kGcm, keep, naive_seal, open_anything, nullptr, nullptr},
+    {"opens nothing", kGcm, keep, naive_seal, open_nothing, nullptr, nullptr},
+    {"short tag", kGcm, keep, naive_seal, open_short_tag, nullptr, nullptr},
+    {"ignores aad", kGcm, keep, naive_seal, open_ignores_aad, nullptr, nullptr},
+    {"seals otherwise far", kGcm, keep, naive_seal, naive_open, seal_wrong_last_byte, nullptr},
+    {"opens anything far", kGcm, keep, naive_seal, naive_open, nullptr, open_anything},
+    {"opens nothing far", kGcm, keep, naive_seal, naive_open, nullptr, open_nothing},
+    {"another suite", Suite::aegis_256x4, keep, naive_seal, naive_open, nullptr, nullptr},
 };
 
 std::atomic<bool> stopped;
@@ -110,7 +112,7 @@ extern "C" {
 // A set of this library by name, or null.
 const AeadKernels* find_set(const char* name) {
 #ifndef NO_EMULATION
-  for (const AeadKernels* set : {&kEmulated512, &kEmulated512Far}) {
+  for (const AeadKernels* set : {&kEmulated512, &kEmulated512Far, &kAegisEmulated512, &kAegisEmulated512Far}) {
     if (std::strcmp(name, set->name) == 0) return set;
   }
 #endif
