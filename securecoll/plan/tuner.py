@@ -34,7 +34,7 @@ HOST = Rates(
 Rates of a VAES core through a small ring; ``reduce`` is what adding to a buffer in cache takes beside opening."""
 
 AEGIS_HOST = replace(HOST, seal=15.0e9, open=13.5e9)
-"""The same with AEGIS-256X4 as the cipher, on 256-bit registers through a ring of 1 MiB; part of the package as well."""
+"""The same with AEGIS-256X4 as the cipher, on 256-bit registers through a ring of 1 MiB."""
 
 DEPTH = 16
 """Slots of a lane."""
