@@ -1,4 +1,4 @@
-// One AES block in a 128-bit register, for aegis.hpp: SSE 4.1, AES-NI.
+// One AES block in a 128-bit register, for aegis.hpp: AVX, AES-NI.
 #pragma once
 #include "host/aegis.hpp"
 

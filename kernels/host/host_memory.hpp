@@ -5,8 +5,8 @@
 
 namespace securecoll::host {
 
-// The process's CPU memory, with the AEAD kernels that the CPU picks for a suite, or those named. Null when it has none,
-// or none of this name in this suite. Never destroyed.
+// The process's CPU memory, with the AEAD kernels that the CPU picks for a suite, or those named. Null when it has
+// none, or none of this name in this suite. Never destroyed.
 Memory* memory(Suite suite, const char* kernels = nullptr);
 
 }  // namespace securecoll::host
