@@ -585,7 +585,11 @@ def show(document: dict[str, Any], console: Console) -> None:
     """Prints what was measured."""
     facts, aead = document["machine"], document["aead"]
     names = list(document["versions"])
-    console.print(times_table(document["rows"], names, document["ranks"], document["transport"]))
+    table = times_table(document["rows"], names, document["ranks"], document["transport"])
+    # A table that is wider than the terminal can be scrolled; columns without their numbers say nothing.
+    wide = console.options.update(width=400)
+    console.width = max(console.width, table.__rich_measure__(console, wide).maximum)
+    console.print(table)
     console.print(f"{facts['cpu']}, {facts['cores']} cores, Linux {facts['kernel']}", highlight=False)
     for name, text in document["versions"].items():
         held = document["memory"][name]
