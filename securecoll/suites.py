@@ -38,6 +38,6 @@ def check_runs_here(suite: Suite) -> None:
     """Raises :class:`ConfigError` where this CPU has no kernels of a suite."""
     if not _engine.aead_names(suite):
         raise ConfigError(
-            f"this CPU cannot run the suite {suite.title}: it has no AES instructions (AES-NI and AVX). Leave the group "
-            f"to {Suite.AES_256_GCM.title}, on all ranks"
+            f"this CPU cannot run the suite {suite.title}: it has no AES instructions (AES-NI and AVX). Use "
+            f"{Suite.AES_256_GCM.title}, on all ranks"
         )

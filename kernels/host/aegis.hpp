@@ -160,16 +160,26 @@ class Aegis {
     }
   }
 
+  template <class Do>
+  static SC_INLINE void each_word(const Do& todo) {
+    todo(Index<0>{});
+    todo(Index<1>{});
+    todo(Index<2>{});
+    todo(Index<3>{});
+    todo(Index<4>{});
+    todo(Index<5>{});
+  }
+
   struct State {
     Reg word[6][kVectors];
 
     // Copies `kCount` registers of each word, from `kFirst` on.
     template <int kFirst, int kCount>
     SC_INLINE void take(const State& from) {
-      for (int w = 0; w < 6; ++w) {
+      each_word([&](auto w) SC_ALWAYS {
         word[w][kFirst] = from.word[w][kFirst];
         if constexpr (kCount == 2) word[w][kFirst + 1] = from.word[w][kFirst + 1];
-      }
+      });
     }
 
     // Absorbs the part of a text that belongs to register `v` of each word.
