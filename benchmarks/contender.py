@@ -26,10 +26,15 @@ from harness.collectives import (
     Collective,
 )
 from harness.control import Channel, Message
+from harness.floor import AEGIS, GCM
 from harness.memory import owned_shared_bytes, private_bytes
 from harness.pattern import ELEMENTS, Array, Pattern
 
 ELEMENT = ELEMENTS["float"]
+
+DIRECT = {"securecoll": GCM, "securecoll_aegis": AEGIS}
+THROUGH_TORCH = {"securecoll_torch": GCM, "securecoll_aegis_torch": AEGIS}
+"""Our contenders, and the suite of each."""
 
 
 class Contender(ABC):
@@ -66,19 +71,19 @@ class SecureColl(Contender):
 
     in_place = frozenset({ALL_REDUCE, BROADCAST, REDUCE})
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: argparse.Namespace, suite: str) -> None:
         import securecoll
         from securecoll.rendezvous import DirectoryExchange
 
         self.rank, self.size = options.rank, options.size
         exchange = DirectoryExchange(options.meet, options.rank, options.size)
-        self._communicator = securecoll.init(exchange=exchange, timeout=60.0)
+        self._communicator = securecoll.init(exchange=exchange, timeout=60.0, suite=suite)
         self._algorithm = options.algorithm
 
     def version(self) -> str:
         import securecoll
 
-        return f"securecoll {securecoll.__version__}"
+        return f"securecoll {securecoll.__version__}, {self._communicator.suite}"
 
     def barrier(self) -> None:
         self._communicator.barrier()
@@ -107,20 +112,25 @@ class Torch(Contender):
 
     in_place = frozenset({ALL_REDUCE, BROADCAST, REDUCE})
 
-    def __init__(self, options: argparse.Namespace, backend: str) -> None:
+    def __init__(self, options: argparse.Namespace, backend: str, suite: str = "") -> None:
         import torch
         import torch.distributed
         from torch._C._distributed_c10d import FileStore
 
         torch.set_num_threads(1)
         self.rank, self.size = options.rank, options.size
-        self._backend = backend
+        self._called = f"{backend}, {suite}," if suite else backend
         self._torch, self._dist = torch, torch.distributed
         store = FileStore(str(options.meet / "store"), options.size)
-        torch.distributed.init_process_group(backend, store=store, rank=options.rank, world_size=options.size)
+        given: dict[str, object] = {"store": store, "rank": options.rank, "world_size": options.size}
+        if suite:
+            from securecoll.torch import SecureCollOptions
+
+            given["pg_options"] = SecureCollOptions(suite=suite)
+        torch.distributed.init_process_group(backend, **given)
 
     def version(self) -> str:
-        return f"{self._backend} through torch {self._torch.__version__}"
+        return f"{self._called} through torch {self._torch.__version__}"
 
     def barrier(self) -> None:
         self._dist.barrier()
@@ -242,16 +252,17 @@ class Session:
 
 def make(options: argparse.Namespace) -> Contender:
     """Joins the group of the contender that was asked for."""
-    if options.contender == "securecoll":
-        return SecureColl(options)
-    if options.contender in ("mpich", "openmpi"):
+    name = options.contender
+    if name in DIRECT:
+        return SecureColl(options, DIRECT[name])
+    if name in ("mpich", "openmpi"):
         return Mpi()
-    return Torch(options, {"securecoll_torch": "securecoll", "gloo": "gloo"}[options.contender])
+    return Torch(options, "gloo") if name == "gloo" else Torch(options, "securecoll", THROUGH_TORCH[name])
 
 
 def preload(name: str) -> None:
     """Imports what the contender needs, so that memory held before it joins counts no code."""
-    if name == "securecoll":
+    if name in DIRECT:
         import securecoll.rendezvous  # noqa: F401
     elif name in ("mpich", "openmpi"):
         import mpi4py  # noqa: F401

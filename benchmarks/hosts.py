@@ -167,7 +167,7 @@ class Bench:
         """One row."""
         ranks = len(groups[0].kind.hosts)
         options = argparse.Namespace(**{**vars(self._options), "ranks": ranks, "transport": "tcp"})
-        row = peers.measure(groups, "all_reduce", nbytes, options, self._sampler)
+        row = peers.measure(groups, "all_reduce", nbytes, options, [self._sampler])
         self.cases.append(Case(2, row, self._shaped))
 
     def finish(self) -> dict[str, Any]:

@@ -14,7 +14,11 @@ An iteration follows a barrier and lasts from when the last rank has entered the
 left it: nobody can finish earlier, and how unevenly a library's barrier lets ranks go is not the collective's. The
 time on the slowest rank, which counts that too, is ``slowest_us`` in the JSON.
 
-The AEAD floor is what the cipher alone would cost (harness/floor.py), at rates measured between the same rounds.
+Ours come in both suites: securecoll and securecoll_torch seal with AES-256-GCM, securecoll_aegis and
+securecoll_aegis_torch with AEGIS-256X4.
+
+The AEAD floor of a suite is what its cipher alone would cost (harness/floor.py), at rates measured between the same
+rounds.
 Exit status: 0; 1 when a result was wrong; 2 when the run could not start or a contender failed.
 """
 
@@ -41,7 +45,7 @@ from typing import Any
 
 from harness.collectives import COLLECTIVES
 from harness.control import Channel, Message
-from harness.floor import Sampler, cores, floor_seconds
+from harness.floor import AEGIS, Sampler, cores, floor_seconds
 from harness.launch import make_key
 from harness.perf import parse_size
 from rich.console import Console
@@ -54,6 +58,17 @@ LARGE = 64 << 20
 MIB = 1 << 20
 RATES = ("kernel_", "", "cryptography_")
 """Prefixes of what Sampler measures."""
+CONTENDERS = (
+    "securecoll",
+    "securecoll_torch",
+    "securecoll_aegis",
+    "securecoll_aegis_torch",
+    "gloo",
+    "mpich",
+    "openmpi",
+)
+OF_AEGIS = ("securecoll_aegis", "securecoll_aegis_torch")
+IN_TORCH = ("securecoll_torch", "securecoll_aegis_torch", "gloo")
 
 
 class ContenderError(RuntimeError):
@@ -76,9 +91,16 @@ class Kind:
             if self.name == "mpich" and importlib.util.find_spec("mpi4py") is None:
                 return "mpi4py is not installed"
             return None
-        modules = {"gloo": ("torch",), "securecoll": ("securecoll",), "securecoll_torch": ("securecoll", "torch")}
-        absent = [module for module in modules[self.name] if importlib.util.find_spec(module) is None]
-        return f"{absent[0]} is not installed" if absent else None
+        needs = [("securecoll", self.name.startswith("securecoll")), ("torch", self.name in IN_TORCH)]
+        absent = [module for module, needed in needs if needed and importlib.util.find_spec(module) is None]
+        if absent:
+            return f"{absent[0]} is not installed"
+        if self.name in OF_AEGIS:
+            from securecoll import _engine
+            from securecoll.suites import Suite
+
+            return None if _engine.aead_names(Suite.AEGIS_256X4) else "this CPU has no AES instructions"
+        return None
 
     def commands(self, ranks: int, control: Path, meet: Path) -> list[list[str]]:
         """What to start: one launcher, or every rank."""
@@ -195,6 +217,10 @@ class Row:
     sealed: list[int] = field(default_factory=list)
     """Plaintext bytes that each rank sealed."""
     opened: list[int] = field(default_factory=list)
+    aegis_floor_us: float | None = None
+    aegis_sealed: list[int] = field(default_factory=list)
+    """As ``sealed``, by AEGIS-256X4: at other rates the tuner may choose other plans."""
+    aegis_opened: list[int] = field(default_factory=list)
     wrong: dict[str, int] = field(default_factory=dict)
 
     def ratio(self, slow: Sequence[str], fast: str) -> float | None:
@@ -205,9 +231,15 @@ class Row:
     @property
     def fraction(self) -> float | None:
         """Of the floor that securecoll reaches: 1 is the cipher alone."""
-        if self.floor_us is None or "securecoll" not in self.median_us:
-            return None
-        return self.floor_us / self.median_us["securecoll"]
+        return self._fraction(self.floor_us, "securecoll")
+
+    @property
+    def aegis_fraction(self) -> float | None:
+        """The same in the suite of AEGIS-256X4."""
+        return self._fraction(self.aegis_floor_us, "securecoll_aegis")
+
+    def _fraction(self, floor_us: float | None, name: str) -> float | None:
+        return None if floor_us is None or name not in self.median_us else floor_us / self.median_us[name]
 
 
 def plan(options: argparse.Namespace) -> Iterator[tuple[str, int]]:
@@ -217,7 +249,9 @@ def plan(options: argparse.Namespace) -> Iterator[tuple[str, int]]:
             yield op, size
 
 
-def measure(groups: Sequence[Group], op: str, size: int, options: argparse.Namespace, sampler: Sampler | None) -> Row:
+def measure(
+    groups: Sequence[Group], op: str, size: int, options: argparse.Namespace, samplers: Sequence[Sampler]
+) -> Row:
     """One row: every group checked once, then rounds that alternate between them."""
     row = Row(op, size, options.ranks, options.transport)
     iters: dict[str, int] = {}
@@ -230,6 +264,9 @@ def measure(groups: Sequence[Group], op: str, size: int, options: argparse.Names
         if name == "securecoll":
             row.sealed = [answer["sealed"] for answer in answers]
             row.opened = [answer["opened"] for answer in answers]
+        if name == "securecoll_aegis":
+            row.aegis_sealed = [answer["sealed"] for answer in answers]
+            row.aegis_opened = [answer["opened"] for answer in answers]
         first = median(span for span, _ in durations(group.ask({"do": "time", "iters": 3})))
         iters[name] = int(min(max(options.seconds / first, 5), 500))
         row.rounds_us[name] = []
@@ -241,7 +278,7 @@ def measure(groups: Sequence[Group], op: str, size: int, options: argparse.Names
             times = durations(group.ask({"do": "time", "iters": iters[name]}))
             row.rounds_us[name].append(median(span for span, _ in times) * 1e6)
             slowest[name].append(median(longest for _, longest in times) * 1e6)
-        if sampler is not None:
+        for sampler in samplers:
             sampler.sample()
     for group in groups:
         group.ask({"do": "end"})
@@ -363,12 +400,18 @@ def _times(ratio: float | None) -> str:
     return "-" if ratio is None else f"{ratio:.2f}x"
 
 
+def _reached(fraction: float | None) -> str:
+    return "-" if fraction is None else f"{fraction:.2f}"
+
+
 def times_table(rows: Sequence[Row], names: Sequence[str], ranks: int, transport: str) -> Table:
     """Medians, ratios and the floor."""
     over = {"shm": "shared memory", "tcp": "TCP within one host"}[transport]
     table = Table(title=f"Medians, {ranks} ranks, float32, {over}; gloo and MPI in plaintext")
     table.add_column("collective")
-    for title in ("size", *names, "gloo / ours", "MPI / ours", "AEAD floor", "reached"):
+    titles = ["size", *names, "gloo / ours", "MPI / ours", "AEAD floor", "reached"]
+    with_aegis = "securecoll_aegis" in names
+    for title in [*titles, *(("AEGIS floor", "reached") if with_aegis else ())]:
         table.add_column(title, justify="right")
     for row in rows:
         table.add_row(
@@ -378,7 +421,8 @@ def times_table(rows: Sequence[Row], names: Sequence[str], ranks: int, transport
             _times(row.ratio(["gloo"], "securecoll_torch")),
             _times(row.ratio(["mpich", "openmpi"], "securecoll")),
             timed(row.floor_us),
-            "-" if row.fraction is None else f"{row.fraction:.2f}",
+            _reached(row.fraction),
+            *((timed(row.aegis_floor_us), _reached(row.aegis_fraction)) if with_aegis else ()),
         )
     return table
 
@@ -414,7 +458,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--ranks", type=int, default=2, help="rank processes of each contender (default 2)")
     add("--sizes", type=_sizes, default=SIZES, help=f"of the first collective; others run the largest ({SIZES})")
     add("--ops", type=_names, default=",".join(COLLECTIVES), help="collectives (default: all six)")
-    add("--contenders", default="securecoll,securecoll_torch,gloo,mpich,openmpi", help="whom to run (default: all)")
+    add("--contenders", default=",".join(CONTENDERS), help="whom to run (default: all)")
     add(
         "--transport",
         choices=("shm", "tcp"),
@@ -430,6 +474,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     kinds = {
         "securecoll": Kind("securecoll", Path(sys.prefix)),
         "securecoll_torch": Kind("securecoll_torch", Path(sys.prefix)),
+        "securecoll_aegis": Kind("securecoll_aegis", Path(sys.prefix)),
+        "securecoll_aegis_torch": Kind("securecoll_aegis_torch", Path(sys.prefix)),
         "gloo": Kind("gloo", Path(sys.prefix)),
         "mpich": Kind("mpich", Path(sys.prefix), mpi=True),
         "openmpi": Kind("openmpi", options.openmpi, mpi=True),
@@ -478,7 +524,10 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
     if not kinds:
         raise ContenderError("no contender is installed")
     facts = machine()
-    sampler = Sampler() if any(kind.name.startswith("securecoll") for kind in kinds) else None
+    ours = [kind.name for kind in kinds if kind.name.startswith("securecoll")]
+    sampler = Sampler() if ours else None
+    aegis_sampler = Sampler(suite=AEGIS) if any(name in OF_AEGIS for name in ours) else None
+    samplers = [each for each in (sampler, aegis_sampler) if each is not None]
     rows, memory = [], {}
     steps = list(plan(options))
     # No refresh thread: the bar is drawn between turns, not under them.
@@ -496,7 +545,7 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         groups = start(kinds, options, Path(folder), stack)
         for op, size in steps:
             progress.update(task, description=f"{op} {sized(size)}", refresh=True)
-            rows.append(measure(groups, op, size, options, sampler))
+            rows.append(measure(groups, op, size, options, samplers))
             progress.advance(task)
         for group in groups:
             answers = group.ask({"do": "memory"})
@@ -509,11 +558,19 @@ def run(options: argparse.Namespace, console: Console) -> dict[str, Any]:
         for row in rows:
             if any(row.sealed):
                 row.floor_us = floor_seconds(rates, row.sealed, row.opened) * 1e6
+    aegis: dict[str, Any] = {}
+    if aegis_sampler is not None:
+        rates = aegis_sampler.rates()
+        aegis = {"kernels": rates.kernels, **aegis_sampler.medians()}
+        for row in rows:
+            if any(row.aegis_sealed):
+                row.aegis_floor_us = floor_seconds(rates, row.aegis_sealed, row.aegis_opened) * 1e6
     verdict = verdicts_over_tcp if options.transport == "tcp" else verdicts
     found = verdict(rows, aead, memory, options.ranks)
     return {
         "rows": rows,
         "aead": aead,
+        "aegis": aegis,
         "memory": memory,
         "verdicts": found,
         "versions": {group.kind.name: group.version for group in groups},
@@ -528,7 +585,11 @@ def show(document: dict[str, Any], console: Console) -> None:
     """Prints what was measured."""
     facts, aead = document["machine"], document["aead"]
     names = list(document["versions"])
-    console.print(times_table(document["rows"], names, document["ranks"], document["transport"]))
+    table = times_table(document["rows"], names, document["ranks"], document["transport"])
+    # A table that is wider than the terminal can be scrolled; columns without their numbers say nothing.
+    wide = console.options.update(width=400)
+    console.width = max(console.width, table.__rich_measure__(console, wide).maximum)
+    console.print(table)
     console.print(f"{facts['cpu']}, {facts['cores']} cores, Linux {facts['kernel']}", highlight=False)
     for name, text in document["versions"].items():
         held = document["memory"][name]
@@ -541,6 +602,10 @@ def show(document: dict[str, Any], console: Console) -> None:
         pairs = (f"{aead[f'{whose}seal_gbs']:.2f} and {aead[f'{whose}open_gbs']:.2f}" for whose in RATES)
         line = "AEAD on 64 KiB in cache, one core, GB/s: {} seals and opens {}; called from Python {}; cryptography {}"
         console.print(line.format(aead["kernels"], *pairs), highlight=False)
+    if aegis := document["aegis"]:
+        pairs = (f"{aegis[f'{whose}seal_gbs']:.2f} and {aegis[f'{whose}open_gbs']:.2f}" for whose in ("kernel_", ""))
+        line = "AEGIS-256X4 likewise: {} seals and opens {}; called from Python {}"
+        console.print(line.format(aegis["kernels"], *pairs), highlight=False)
     console.print(verdict_table(document["verdicts"]))
 
 

@@ -18,7 +18,7 @@ class Suite(IntEnum):
     AES_256_GCM = 1
     """The default: algorithms of NIST. Runs on every CPU, and on GPUs."""
     AEGIS_256X4 = 4
-    """AEGIS-256X4 in the place of AES-256-GCM. For CPU memory, on CPUs with AES instructions."""
+    """AEGIS-256X4 in the place of AES-256-GCM. For CPU memory, on CPUs with AES instructions (AES-NI and AVX)."""
 
     @property
     def title(self) -> str:
@@ -38,6 +38,6 @@ def check_runs_here(suite: Suite) -> None:
     """Raises :class:`ConfigError` where this CPU has no kernels of a suite."""
     if not _engine.aead_names(suite):
         raise ConfigError(
-            f"this CPU cannot run the suite {suite.title}: it has no AES instructions (AES-NI). Leave the group to "
+            f"this CPU cannot run the suite {suite.title}: it has no AES instructions (AES-NI and AVX). Use "
             f"{Suite.AES_256_GCM.title}, on all ranks"
         )

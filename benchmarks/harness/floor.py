@@ -16,6 +16,9 @@ from statistics import median
 NBYTES = 64 << 10
 """Bytes sealed and opened at a time when rates are measured."""
 
+GCM, AEGIS = "aes-256-gcm", "aegis-256x4"
+"""The suites."""
+
 
 def cores() -> int:
     """Cores that this process may run on."""
@@ -24,16 +27,16 @@ def cores() -> int:
 
 @dataclass(frozen=True, slots=True)
 class AeadRates:
-    """Rates of one core, in 10^9 bytes a second, of the kernel set that the engine chose on this CPU."""
+    """Rates of one core, in 10^9 bytes a second, of the kernel set that the engine chose for a suite on this CPU."""
 
     kernels: str
     seal_gbs: float
     open_gbs: float
 
     @classmethod
-    def measure(cls) -> AeadRates:
+    def measure(cls, suite: str = GCM) -> AeadRates:
         """Measures this machine, for about a tenth of a second."""
-        sampler = Sampler()
+        sampler = Sampler(suite=suite)
         for _ in range(5):
             sampler.sample()
         return sampler.rates()
@@ -45,19 +48,20 @@ class AeadRates:
 
 
 class Sampler:
-    """Measures the engine's AEAD kernels beside those of the ``cryptography`` package, turn by turn.
+    """Measures the engine's AEAD kernels for a suite, AES-256-GCM's beside those of the ``cryptography`` package, turn
+    by turn.
 
     All seal and open the same 64 KiB in memory, over and over, and allocate nothing. Both packages are called from
     Python, so that they compare; the engine's kernels are also measured without it, which is what a floor needs. A
     turn counts with its fastest slice: whatever else ran on the core is not the cipher's.
     """
 
-    def __init__(self, seconds: float = 0.01) -> None:
+    def __init__(self, seconds: float = 0.01, suite: str = GCM) -> None:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-        from securecoll import _engine
+        from securecoll import _engine, suites
 
-        self.kernels = _engine.aead_name()
+        self.kernels = _engine.aead_name(suites.named(suite))
         key, nonce, aad = bytes(range(32)), bytes(12), bytes(32)
         plain, sealed = bytearray(NBYTES), bytearray(NBYTES + 16)
         ours, theirs = _engine.Aead(self.kernels, key), AESGCM(key)
@@ -68,6 +72,8 @@ class Sampler:
             "open_gbs": lambda: ours.open_into(nonce, aad, sealed, plain),
             "cryptography_open_gbs": lambda: theirs.decrypt_into(nonce, sealed, aad, plain),
         }
+        if suite != GCM:
+            del self._calls["cryptography_seal_gbs"], self._calls["cryptography_open_gbs"]
         self._kernel_rates: Callable[[], tuple[float, float]] = lambda: _engine.aead_rate(
             self.kernels, NBYTES, 2 * seconds
         )
@@ -83,8 +89,8 @@ class Sampler:
             self._samples.setdefault(name, []).append(self._rate(call))
 
     def medians(self) -> dict[str, float]:
-        """10^9 bytes a second: ``seal_gbs`` and ``open_gbs`` of the engine, called from Python; those of
-        ``cryptography``, under ``cryptography_``; and those of the engine's kernels alone, under ``kernel_``."""
+        """10^9 bytes a second: ``seal_gbs`` and ``open_gbs`` of the engine, called from Python; those of the engine's
+        kernels alone, under ``kernel_``; and of AES-256-GCM those of ``cryptography``, under ``cryptography_``."""
         return {name: median(values) for name, values in self._samples.items()}
 
     def rates(self) -> AeadRates:

@@ -76,9 +76,15 @@ def _checked(launch: Launch) -> Launch:
     return launch
 
 
-def join(launch: Launch, key: Path | None, timeout: float, device: cuda.Device | None = None) -> Communicator:
-    """The communicator of all ranks. ``key`` None: the configured one; ``device``: where arrays lie if not on the CPU.
-    Collective over the ranks."""
+def join(
+    launch: Launch,
+    key: Path | None,
+    timeout: float,
+    device: cuda.Device | None = None,
+    suite: str | None = None,
+) -> Communicator:
+    """The communicator of all ranks. ``key`` None: the configured one; ``device``: where arrays lie if not on the CPU;
+    ``suite`` None: the default one. Collective over the ranks."""
     from securecoll import Communicator
 
     if launch.launcher is Launcher.MPI:
@@ -95,11 +101,12 @@ def join(launch: Launch, key: Path | None, timeout: float, device: cuda.Device |
 
         meeting = MPIExchange(world)
         try:
-            return Communicator.create(meeting if launch.size > 1 else None, key, timeout, device=device)
+            meets = meeting if launch.size > 1 else None
+            return Communicator.create(meets, key, timeout, device=device, suite=suite)
         finally:
             meeting.close()
     if launch.launcher is Launcher.ALONE:
-        return Communicator.create(None, key, timeout, device=device)
+        return Communicator.create(None, key, timeout, device=device, suite=suite)
     if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
         raise LaunchError("RANK and WORLD_SIZE are set, MASTER_ADDR and MASTER_PORT are not: start with torchrun")
     try:
@@ -110,7 +117,7 @@ def join(launch: Launch, key: Path | None, timeout: float, device: cuda.Device |
 
     store, rank, size = next(rendezvous("env://"))
     exchange = StoreExchange(store, rank, size, "benchmarks")
-    communicator = Communicator.create(exchange, key, timeout, device=device)
+    communicator = Communicator.create(exchange, key, timeout, device=device, suite=suite)
     # Without torchrun, rank 0 serves the store, and may let go of it when all have read what they need.
     communicator.barrier()
     return communicator

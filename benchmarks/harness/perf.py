@@ -24,15 +24,12 @@ import numpy as np
 
 from harness.collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, BROADCAST, REDUCE_SCATTER, Case, Collective
 from harness.devices import DEVICES, Buffer, Cpu, Device, make
-from harness.floor import AeadRates, cores, floor_seconds
+from harness.floor import AEGIS, GCM, AeadRates, cores, floor_seconds
 from harness.launch import Launch, LaunchError, choose_key, detect, join
 from harness.pattern import ALIASES, ELEMENTS, FACTOR, OPERATIONS, Element, Pattern, reducible
 
 if TYPE_CHECKING:
     from securecoll import Communicator
-
-CIPHER = "aes-256-gcm"
-"""The protocol's suite 1."""
 
 WRONG_DATA = 1
 FAILED = 2
@@ -256,9 +253,9 @@ def format_timing(timing: Timing | None) -> str:
     return _cells(values, _HALF_WIDTHS)
 
 
-def format_row(row: Row) -> str:
+def format_row(row: Row, cipher: str) -> str:
     """One line of the table."""
-    lead = (row.size, row.count, row.type, row.redop or "none", -1 if row.root is None else row.root, CIPHER)
+    lead = (row.size, row.count, row.type, row.redop or "none", -1 if row.root is None else row.root, cipher)
     return "  ".join([_cells(lead, _WIDTHS), format_timing(row.out_of_place), format_timing(row.in_place)])
 
 
@@ -298,6 +295,7 @@ def _parser(collective: Collective, silent: bool) -> _Parser:
         metavar="NAME",
         help="pin a plan: one_shot, direct or ring (default: the tuner's choice)",
     )
+    add("--suite", choices=(GCM, AEGIS), default=GCM, help=f"what seals records (default {GCM})")
     add("--device", choices=DEVICES, default="cpu", help="where arrays lie (default cpu); emulated: to try the script")
     add("--staged", action="store_true", help="on a device: copy records, even where kernels could reach the slots")
     add("--key", type=Path, metavar="FILE", help="key file, 0600 (default: the configured key, else one of this host)")
@@ -378,7 +376,8 @@ def run(
     ranks = f"{launch.size} ranks under {launch.launcher.value}" if launch.size > 1 else "1 rank"
     say(f"# {collective.name}, {ranks}, {cores()} cores on this host")
     say(f"# {options.iters} timed calls after {options.warmup_iters} to warm up, check {options.check}")
-    say(f"# {CIPHER} by {rates.kernels}: seals {rates.seal_gbs:.2f}, opens {rates.open_gbs:.2f} GB/s a core, 64 KiB")
+    cipher = f"{communicator.suite} by {rates.kernels}"
+    say(f"# {cipher}: seals {rates.seal_gbs:.2f}, opens {rates.open_gbs:.2f} GB/s a core, 64 KiB")
     for note in notes:
         say(f"# {note}")
     say(f"#\n{header()}")
@@ -389,7 +388,7 @@ def run(
         row = bench.row(case)
         progress("")
         rows.append(row)
-        say(format_row(row))
+        say(format_row(row, communicator.suite))
     timings = [timing for row in rows for timing in (row.out_of_place, row.in_place) if timing is not None]
     wrong = sum(timing.wrong or 0 for timing in timings)
     bandwidths = [timing.busbw_gbs for timing in timings if timing.busbw_gbs is not None]
@@ -404,7 +403,7 @@ def run(
             "launcher": launch.launcher.value,
             "cores": cores(),
             "device": options.device,
-            "cipher": CIPHER,
+            "cipher": communicator.suite,
             "aead": asdict(rates),
             "iters": options.iters,
             "warmup_iters": options.warmup_iters,
@@ -430,7 +429,7 @@ def main(collective: Collective, argv: Sequence[str] | None = None) -> int:
         print(f"{collective.name}_perf.py: rank {rank}: {error}", file=sys.stderr)
         return FAILED
     try:
-        with join(launch, key, options.timeout, device.communicator) as communicator:
+        with join(launch, key, options.timeout, device.communicator, options.suite) as communicator:
             rates = shared_rates(communicator, launch)
             notes = [note, *filter(None, [device.note])]
             return run(communicator, collective, launch, options, rates, notes, device)
@@ -444,7 +443,7 @@ def main(collective: Collective, argv: Sequence[str] | None = None) -> int:
 
 def shared_rates(communicator: Communicator, launch: Launch) -> AeadRates:
     """Rates of the cipher on one core, measured by rank 0 while the others wait. Collective."""
-    rates = AeadRates.measure() if launch.rank == 0 else AeadRates.unmeasured()
+    rates = AeadRates.measure(communicator.suite) if launch.rank == 0 else AeadRates.unmeasured()
     array = np.array([rates.seal_gbs, rates.open_gbs], np.float64)
     communicator.broadcast(array, root=0)
     return AeadRates(rates.kernels, float(array[0]), float(array[1]))

@@ -4,7 +4,7 @@
 
 #include "host/aead_sets.hpp"
 
-#pragma GCC target("sse4.1,aes")
+#pragma GCC target("avx,aes")
 #include "host/aegis.hpp"
 #include "host/aegis_vector128.hpp"
 
@@ -15,8 +15,8 @@ const AeadKernels kAegisAesni = {"aegis-aesni",
                                  Aegis<AegisVector128>::expand,
                                  Aegis<AegisVector128>::seal,
                                  Aegis<AegisVector128>::open,
-                                 Aegis<AegisVector128>::seal_far,
-                                 Aegis<AegisVector128>::open_far};
+                                 nullptr,
+                                 nullptr};
 
 }  // namespace securecoll::host
 #endif

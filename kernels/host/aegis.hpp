@@ -142,6 +142,7 @@ class Aegis {
   using Reg = typename Vector::Reg;
   static constexpr size_t kVectorBytes = 16 * Vector::kBlocks;
   static constexpr int kVectors = 4 / Vector::kBlocks;  // registers of a word of all four states
+  static constexpr size_t kPiece = 4096;
   static constexpr size_t kAhead = 2048;  // bytes of text asked for before they are used; past the end does no harm
 
   // Less than a rate of text or of associated data, in private memory.
@@ -170,8 +171,27 @@ class Aegis {
     }
   }
 
+  template <class Do>
+  static SC_INLINE void each_word(const Do& todo) {
+    todo(Index<0>{});
+    todo(Index<1>{});
+    todo(Index<2>{});
+    todo(Index<3>{});
+    todo(Index<4>{});
+    todo(Index<5>{});
+  }
+
   struct State {
     Reg word[6][kVectors];
+
+    // Copies `kCount` registers of each word, from `kFirst` on.
+    template <int kFirst, int kCount>
+    SC_INLINE void take(const State& from) {
+      each_word([&](auto w) SC_ALWAYS {
+        word[w][kFirst] = from.word[w][kFirst];
+        if constexpr (kCount == 2) word[w][kFirst + 1] = from.word[w][kFirst + 1];
+      });
+    }
 
     // Absorbs the part of a text that belongs to register `v` of each word.
     SC_INLINE void update(int v, Reg text) {
@@ -239,30 +259,54 @@ class Aegis {
     state = s;
   }
 
-  // A multiple of kRate bytes of text.
+  // A multiple of kRate bytes of text. States that do not all fit into registers take turns, on pieces that stay in
+  // the L1 cache: they are independent, and each touches blocks of its own.
   template <bool kSeal, Stores kStores>
-  static SC_APART void crypt_whole(State& state, const uint8_t* in, size_t bytes, uint8_t* out, const char* prefetch) {
-    State s = state;
+  static SC_INLINE void crypt_whole(State& state, const uint8_t* in, size_t bytes, uint8_t* out,
+                                    const char* prefetch) {
+    if constexpr (kVectors <= 2) {
+      crypt_some<kSeal, kStores, 0, kVectors>(state, in, bytes, out, prefetch);
+    } else {
+      static_assert(kStores == Stores::near, "stores past the caches are of whole lines");
+      while (bytes > 0) {
+        const size_t piece = bytes < kPiece ? bytes : kPiece;
+        crypt_some<kSeal, kStores, 0, 2>(state, in, piece, out, prefetch);
+        crypt_some<kSeal, kStores, 2, 2>(state, in, piece, out, nullptr);
+        in += piece;
+        out += piece;
+        if (prefetch != nullptr) prefetch += piece;
+        bytes -= piece;
+      }
+    }
+  }
+
+  // What belongs to `kCount` registers of each word, from `kFirst` on.
+  template <bool kSeal, Stores kStores, int kFirst, int kCount>
+  static SC_APART void crypt_some(State& state, const uint8_t* in, size_t bytes, uint8_t* out, const char* prefetch) {
+    State s;
+    s.template take<kFirst, kCount>(state);
+    const auto crypt_vector = [&](auto v) SC_ALWAYS {
+      const Reg from = Vector::load(in + kVectorBytes * v);
+      const Reg to = Vector::bxor(from, s.mask(v));
+      if constexpr (kStores == Stores::far) {
+        Vector::stream(out + kVectorBytes * v, to);
+      } else if constexpr (kStores == Stores::far_blocks) {
+        Vector::stream_blocks(out + kVectorBytes * v, to);
+      } else {
+        Vector::store(out + kVectorBytes * v, to);
+      }
+      s.update(v, kSeal ? from : to);
+    };
     for (; bytes > 0; bytes -= kRate, in += kRate, out += kRate) {
-      __builtin_prefetch(in + kAhead, 0, 3);  // hardware prefetchers stop at the end of a page
+      if (kFirst == 0) __builtin_prefetch(in + kAhead, 0, 3);  // hardware prefetchers stop at the end of a page
       if (!kSeal && prefetch != nullptr) {
         __builtin_prefetch(prefetch, 1, 3);
         prefetch += kRate;
       }
-      each_vector([&](auto v) SC_ALWAYS {
-        const Reg from = Vector::load(in + kVectorBytes * v);
-        const Reg to = Vector::bxor(from, s.mask(v));
-        if constexpr (kStores == Stores::far) {
-          Vector::stream(out + kVectorBytes * v, to);
-        } else if constexpr (kStores == Stores::far_blocks) {
-          Vector::stream_blocks(out + kVectorBytes * v, to);
-        } else {
-          Vector::store(out + kVectorBytes * v, to);
-        }
-        s.update(v, kSeal ? from : to);
-      });
+      crypt_vector(Index<kFirst>{});
+      if constexpr (kCount == 2) crypt_vector(Index<kFirst + 1>{});
     }
-    state = s;
+    state.template take<kFirst, kCount>(s);
   }
 
   // The last `n` bytes of a text, 1 to 63. What is absorbed is the plaintext, and zeros behind it.

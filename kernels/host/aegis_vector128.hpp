@@ -1,4 +1,4 @@
-// One AES block in a 128-bit register, for aegis.hpp: SSE 4.1, AES-NI.
+// One AES block in a 128-bit register, for aegis.hpp: AVX, AES-NI.
 #pragma once
 #include "host/aegis.hpp"
 
@@ -21,8 +21,6 @@ struct AegisVector128 {
 
   static SC_INLINE Reg load(const uint8_t* p) { return *reinterpret_cast<const volatile __m128i_u*>(p); }
   static SC_INLINE void store(uint8_t* p, Reg x) { *reinterpret_cast<volatile __m128i_u*>(p) = x; }
-  static SC_INLINE void stream(uint8_t* p, Reg x) { _mm_stream_si128(reinterpret_cast<__m128i*>(p), x); }
-  static SC_INLINE void stream_blocks(uint8_t* p, Reg x) { stream(p, x); }
 };
 
 }  // namespace

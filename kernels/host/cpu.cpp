@@ -20,8 +20,7 @@ uint64_t saved_states() {
 Cpu detect() {
   Cpu found;
   // Intel SDM vol. 2A, CPUID: bits of leaf 1 ECX, of leaf 7 EBX and ECX, of leaf 80000001h ECX.
-  constexpr uint32_t pclmul = 1u << 1, sse41 = 1u << 19, aes = 1u << 25, osxsave = 1u << 27, avx = 1u << 28,
-                     f16c = 1u << 29;
+  constexpr uint32_t pclmul = 1u << 1, aes = 1u << 25, osxsave = 1u << 27, avx = 1u << 28, f16c = 1u << 29;
   constexpr uint32_t avx2 = 1u << 5, bmi2 = 1u << 8;
   constexpr uint32_t avx512f = 1u << 16, avx512dq = 1u << 17, avx512bw = 1u << 30, avx512vl = 1u << 31;
   constexpr uint32_t vaes = 1u << 9, vpclmul = 1u << 10;
@@ -31,13 +30,13 @@ Cpu detect() {
   uint32_t eax, ebx, ecx, edx;
   if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx)) return found;
   const uint32_t leaf1 = ecx;
-  found.aesni = (leaf1 & (aes | sse41)) == (aes | sse41);
   if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return found;
   const uint32_t leaf7b = ebx, leaf7c = ecx;
   const bool has_prefetchw = __get_cpuid(0x80000001u, &eax, &ebx, &ecx, &edx) && (ecx & prefetchw);
 
   const auto all = [](uint32_t word, uint32_t bits) { return (word & bits) == bits; };
   const uint64_t states = leaf1 & osxsave ? saved_states() : 0;
+  found.aesni = (states & ymm_state) == ymm_state && all(leaf1, avx | aes);
   found.avx2 = (states & ymm_state) == ymm_state && all(leaf1, avx | f16c) && all(leaf7b, avx2 | bmi2);
   found.avx512 =
       found.avx2 && (states & zmm_state) == zmm_state && all(leaf7b, avx512f | avx512dq | avx512bw | avx512vl);

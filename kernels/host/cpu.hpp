@@ -8,7 +8,7 @@ namespace securecoll::host {
 struct Cpu {
   bool avx2 = false;     // AVX2, F16C, BMI2
   bool avx512 = false;   // AVX-512 F, BW, DQ, VL on top of avx2
-  bool aesni = false;    // AES-NI, SSE 4.1
+  bool aesni = false;    // AES-NI, AVX
   bool vaes256 = false;  // avx2, AES-NI, PCLMULQDQ, VAES, VPCLMULQDQ, PREFETCHW
   bool vaes512 = false;  // vaes256 and avx512
 };

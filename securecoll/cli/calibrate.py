@@ -14,6 +14,7 @@ from securecoll.errors import SecureCollError
 from securecoll.plan.cost import Rates
 from securecoll.rates import MEASURE, spell
 from securecoll.rendezvous import DirectoryExchange, Exchange, MPIExchange, StoreExchange
+from securecoll.suites import Suite
 
 _MPI_RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
 """What the launchers of MPI set."""
@@ -60,7 +61,16 @@ def _meeting(folder: Path | None, rank: int | None, size: int | None) -> Iterato
 @click.option(
     "--timeout", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True, help="Seconds."
 )
-def calibrate(file: Path, exchange: Path | None, rank: int | None, size: int | None, timeout: float) -> None:
+@click.option(
+    "--suite",
+    type=click.Choice([suite.title for suite in Suite]),
+    default=Suite.AES_256_GCM.title,
+    show_default=True,
+    help="Of the job's groups: how fast their cipher is.",
+)
+def calibrate(
+    file: Path, exchange: Path | None, rank: int | None, size: int | None, timeout: float, suite: str
+) -> None:
     """Measure the cores and network of a job, and write FILE for SECURECOLL_NETWORK.
 
     The ranks of a job run this together, with its key, placed as the job will be. Rank 0 writes FILE; give every rank
@@ -69,7 +79,7 @@ def calibrate(file: Path, exchange: Path | None, rank: int | None, size: int | N
     try:
         with (
             _meeting(exchange, rank, size) as meeting,
-            Communicator.create(meeting, timeout=timeout, network=MEASURE) as comm,
+            Communicator.create(meeting, timeout=timeout, network=MEASURE, suite=suite) as comm,
         ):
             if comm.rank == 0:
                 _write(file, comm.rates)

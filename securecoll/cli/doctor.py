@@ -8,6 +8,7 @@ from rich.console import Console
 from securecoll.cli import checks, networks, rates, reach
 from securecoll.cli.findings import Finding, State, render, to_json
 from securecoll.errors import ConfigError
+from securecoll.suites import Suite
 
 
 def examine(ranks: int) -> list[Finding]:
@@ -15,7 +16,7 @@ def examine(ranks: int) -> list[Finding]:
     return [
         checks.cpu(),
         checks.guest(),
-        rates.aead(),
+        *map(rates.aead, Suite),
         rates.reductions(),
         checks.shared_memory(ranks),
         checks.locked_memory(),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from harness.floor import AeadRates, Sampler, floor_seconds
+from harness.floor import AEGIS, AeadRates, Sampler, floor_seconds
+
+from securecoll import _engine
 
 RATES = AeadRates("any", seal_gbs=10.0, open_gbs=5.0)
 GB = 10**9
@@ -31,3 +33,13 @@ def test_both_engines_are_measured_turn_by_turn() -> None:
     # No CPU seals slower than 10 MB/s or faster than 100 GB/s on a core.
     assert all(0.01 < rate < 100 for rate in medians.values())
     assert sampler.rates() == AeadRates(sampler.kernels, medians["kernel_seal_gbs"], medians["kernel_open_gbs"])
+
+
+@pytest.mark.skipif(not _engine.aead_names(4), reason="this CPU has no AES instructions")
+def test_suite_4_is_measured_alone() -> None:
+    sampler = Sampler(seconds=0.002, suite=AEGIS)
+    sampler.sample()
+    assert sampler.kernels == _engine.aead_name(4)
+    assert set(sampler.medians()) == {f"{whose}{verb}_gbs" for whose in ("", "kernel_") for verb in ("seal", "open")}
+    assert all(0.01 < rate < 1000 for rate in sampler.medians().values())
+    assert AeadRates.measure(AEGIS).kernels == sampler.kernels

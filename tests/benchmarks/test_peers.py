@@ -12,6 +12,8 @@ import peers
 import pytest
 from peers import MIB, ContenderError, Group, Kind, Row, Verdict, durations, plan, verdicts
 
+from securecoll import _engine
+
 AEAD = {"seal_gbs": 10.0, "open_gbs": 9.0, "cryptography_seal_gbs": 10.0, "cryptography_open_gbs": 10.0}
 MEMORY = {"securecoll_torch": {"total_bytes": 40 * MIB}}
 
@@ -41,6 +43,14 @@ def test_the_fraction_of_the_floor_is_one_when_nothing_but_the_cipher_takes_time
     assert large(securecoll=14_000.0).fraction == 1.0
     assert large(securecoll=28_000.0).fraction == 0.5
     assert large(gloo=1.0).fraction is None
+
+
+def test_each_suite_has_a_floor_of_its_own() -> None:
+    row = large(securecoll=28_000.0, securecoll_aegis=14_000.0)
+    row.aegis_floor_us = 7_000.0
+    assert row.fraction == row.aegis_fraction == 0.5
+    del row.median_us["securecoll_aegis"]
+    assert row.aegis_fraction is None
 
 
 def test_the_first_collective_runs_every_size_and_the_others_the_largest() -> None:
@@ -117,6 +127,8 @@ def test_a_contender_that_dies_is_an_error_with_its_last_words(
 def test_a_short_run_measures_and_checks_every_contender(tmp_path: Path) -> None:
     file = tmp_path / "out.json"
     names = ["securecoll"]
+    if _engine.aead_names(4):
+        names.append("securecoll_aegis")
     if importlib.util.find_spec("torch") is not None:
         names.append("gloo")
     if importlib.util.find_spec("mpi4py") is not None and Path(sys.executable).with_name("mpirun").exists():
@@ -139,6 +151,13 @@ def test_a_short_run_measures_and_checks_every_contender(tmp_path: Path) -> None
         assert all(row["slowest_us"][name] > 0 for name in names)
         assert set(row["wrong"].values()) == {0}
         assert min(row["sealed"]) > 0 and min(row["opened"]) > 0
+        if "securecoll_aegis" in names:
+            assert row["aegis_floor_us"] > 0 and min(row["aegis_sealed"]) > 0 and min(row["aegis_opened"]) > 0
     assert set(document["aead"]) == {*AEAD, "kernels", "kernel_seal_gbs", "kernel_open_gbs"}
+    if "securecoll_aegis" in names:
+        assert document["versions"]["securecoll_aegis"].endswith("aegis-256x4")
+        assert document["versions"]["securecoll"].endswith("aes-256-gcm")
+        assert set(document["aegis"]) == {"seal_gbs", "open_gbs", "kernels", "kernel_seal_gbs", "kernel_open_gbs"}
+        assert document["aegis"]["kernels"] == _engine.aead_name(4)
     assert document["memory"]["securecoll"]["shared_bytes"] > 0
     assert document["machine"]["cores"] >= 1

@@ -26,6 +26,7 @@ class Loopback:
     """
 
     rank, size = 0, 1
+    suite = "aegis-256x4"
 
     def __init__(self, flip_at: int = -1) -> None:
         self._calls = 0
@@ -146,9 +147,9 @@ def test_rows_line_up_with_the_header() -> None:
     lines = header().splitlines()
     for half in (timing, None, Timing(None, None, None, None, 0.0, None), Timing(1e7, 99.0, 99.0, 99999, 9.0, 1e9)):
         assert len(format_timing(half)) == len(format_timing(timing))
-        row = format_row(Row(1 << 34, 1 << 32, "f8e4m3fnuz", "premulsum", 64, half, half))
+        row = format_row(Row(1 << 34, 1 << 32, "f8e4m3fnuz", "premulsum", 64, half, half), "aegis-256x4")
         assert len(row) == len(lines[1])
-    row = format_row(Row(64, 16, "float", "sum", None, timing, None))
+    row = format_row(Row(64, 16, "float", "sum", None, timing, None), "aes-256-gcm")
     for title, value in (("size", "64"), ("count", "16"), ("type", "float"), ("redop", "sum"), ("root", "-1")):
         assert lines[1].index(title) + len(title) == row.index(f" {value}") + 1 + len(value)
 
@@ -194,6 +195,7 @@ def test_json_holds_what_the_table_shows(tmp_path: Path) -> None:
     assert outcome(ALL_TO_ALL, ["-b", "1K", "-e", "4K", "-n", "4", "-w", "1", "--json", str(file)]) == 0
     document = json.loads(file.read_text())
     assert document["benchmark"] == "alltoall_perf" and document["ranks"] == 1
+    assert document["cipher"] == "aegis-256x4"
     assert document["aead"] == {"kernels": "any", "seal_gbs": 10.0, "open_gbs": 10.0}
     assert [row["size"] for row in document["rows"]] == [1024, 2048, 4096]
     for row in document["rows"]:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from securecoll import _engine
+
 ROOT = Path(__file__).resolve().parents[2]
 MPIRUN = Path(sys.executable).with_name("mpirun")
 SHORT = ["-b", "8", "-e", "64K", "-f", "8", "-n", "3", "-w", "1"]
@@ -53,6 +55,15 @@ def test_two_ranks_under_mpirun_have_nothing_wrong(collective: str, tmp_path: Pa
             assert timing["busbw_gbs"] == pytest.approx(factor * row["size"] / timing["time_us"] / 1e3)
             # Somebody sealed something, and no more than a naive all_reduce would.
             assert 0 < timing["sealed"] <= 2
+
+
+@pytest.mark.skipif(not _engine.aead_names(4), reason="this CPU has no AES instructions")
+def test_two_ranks_in_suite_4_have_nothing_wrong_and_say_which_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    script = ROOT / "benchmarks" / "all_reduce_perf.py"
+    result = start("mpirun", script, [*SHORT, "--suite", "aegis-256x4", "--json", str(file)], tmp_path)
+    assert check(result, file)["cipher"] == "aegis-256x4"
+    assert f"# aegis-256x4 by {_engine.aead_name(4)}: seals" in result.stdout
 
 
 def test_two_ranks_under_torchrun_have_nothing_wrong(tmp_path: Path) -> None:

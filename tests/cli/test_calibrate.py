@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from securecoll import rates
+from securecoll import _engine, calibrate, rates
 from securecoll.cli import main
 from securecoll.plan.tuner import HOST
+from securecoll.suites import Suite
 
 WORDS = [sys.executable, "-c", "from securecoll.cli import main; main()", "calibrate"]
 
@@ -44,6 +45,22 @@ def test_ranks_that_meet_in_a_folder_write_a_file(tmp_path: Path, environment: d
     found = rates.load(file)
     assert found.seal != HOST.seal and found.network.link != HOST.network.link
     assert list(tmp_path.glob(".rates.json*")) == []
+
+
+@pytest.mark.skipif(not _engine.aead_names(Suite.AEGIS_256X4), reason="this CPU has no AES instructions")
+def test_the_cipher_is_that_of_the_suite_asked_for(
+    tmp_path: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, meeting = tmp_path / "rates.json", tmp_path / "meeting"
+    meeting.mkdir()
+    words = [*WORDS, str(file), "--suite", "aegis-256x4", "--exchange", str(meeting), "--size", "2"]
+    results = run_all([[*words, "--rank", str(rank)] for rank in (0, 1)], environment)
+    assert [status for status, _ in results] == [0, 0], results
+    asked: list[str] = []
+    monkeypatch.setattr(calibrate._engine, "aead_rate", lambda name, *_: (asked.append(name), (1.0, 2.0))[1])
+    costs = calibrate._local("aegis-256x4")
+    assert set(asked) == {_engine.aead_name(Suite.AEGIS_256X4)}
+    assert (costs.seal, costs.open) == (1e-9, 0.5e-9)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("mpi4py") is None, reason="needs mpi4py")

@@ -18,16 +18,21 @@ from securecoll import _engine
 from securecoll.cli import checks, doctor, main, rates
 from securecoll.cli.findings import Finding, State
 from securecoll.shape import Shape
+from securecoll.suites import Suite
 
 
 def test_the_report_names_the_chosen_kernels_and_measures_them() -> None:
     result = CliRunner().invoke(main, ["doctor", "--json"])
     findings = {finding["subject"]: finding for finding in json.loads(result.stdout)}
-    assert findings["aead"]["values"]["set"] == _engine.aead_name()
+    for suite in Suite:
+        assert findings[suite.title]["values"]["sets"] == _engine.aead_names(suite)
+        if _engine.aead_names(suite):
+            assert findings[suite.title]["values"]["set"] == _engine.aead_name(suite)
     assert findings["reductions"]["values"]["isa"] == _engine.reduce_isa()
-    for name in ("seal", "open", "cryptography_seal", "cryptography_open"):
-        rate = findings["aead"]["values"][f"{name}_gigabytes_per_second"]
-        assert 0.01 < rate < 200, name
+    for suite, beside in ((Suite.AES_256_GCM, "cryptography"), (Suite.AEGIS_256X4, "aes_256_gcm")):
+        for name in ("seal", "open", f"{beside}_seal", f"{beside}_open") if _engine.aead_names(suite) else ():
+            rate = findings[suite.title]["values"][f"{name}_gigabytes_per_second"]
+            assert 0.01 < rate < 200, name
     needed = findings["shared memory"]["values"]
     assert needed["needed_bytes"] == 2 * needed["segment_bytes"] > 0
     assert {"cpu", "torch", "mpi", "gpu", "locked memory", "cpu protection"} <= findings.keys()
@@ -49,21 +54,28 @@ def test_a_failed_finding_is_exit_status_1(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_kernels_with_wrong_answers_are_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse() -> str:
+    def refuse(suite: int) -> list[str]:
         raise RuntimeError("vaes256 gave a wrong answer")
 
-    monkeypatch.setattr(rates, "_engine", types.SimpleNamespace(aead_name=refuse))
-    found = rates.aead()
+    monkeypatch.setattr(rates, "_engine", types.SimpleNamespace(aead_names=refuse))
+    found = rates.aead(Suite.AES_256_GCM)
     assert found.state is State.FAIL
     assert "wrong answer" in found.found and found.advice
 
 
 def test_kernels_slower_than_cryptography_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     measured = {"seal": 5.0, "cryptography_seal": 5.0, "open": 5.0, "cryptography_open": 5.0}
-    monkeypatch.setattr(rates, "measure", lambda: measured)
-    assert rates.aead().state is State.OK
+    monkeypatch.setattr(rates, "measure", lambda suite: measured)
+    assert rates.aead(Suite.AES_256_GCM).state is State.OK
     measured["cryptography_open"] = 5.0 / rates.SLOW + 0.1
-    assert rates.aead().state is State.WARN
+    assert rates.aead(Suite.AES_256_GCM).state is State.WARN
+
+
+def test_a_cpu_that_runs_no_kernels_of_suite_4_is_told_and_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rates, "_engine", types.SimpleNamespace(aead_names=lambda suite: []))
+    found = rates.aead(Suite.AEGIS_256X4)
+    assert found.state is State.OK
+    assert "no AES instructions" in found.found
 
 
 def statvfs(free: int) -> Any:

@@ -3,7 +3,7 @@
 
 #include "host/aead_sets.hpp"
 
-#pragma GCC target("sse4.1,aes")
+#pragma GCC target("avx,aes")
 #include "host/aegis_vector128.hpp"
 #include "whole_nonces.hpp"
 

@@ -31,7 +31,7 @@ def test_the_sets_are_those_of_this_cpu() -> None:
     wide = {"avx2", "f16c", "bmi2", "aes", "pclmulqdq", "vaes", "vpclmulqdq", "3dnowprefetch"} <= flags
     wider = wide and {"avx512f", "avx512bw", "avx512dq", "avx512vl"} <= flags
     gcm = ["vaes512"] * wider + ["vaes256"] * wide + ["libcrypto"]
-    aegis = ["aegis-vaes512"] * wider + ["aegis-vaes256"] * wide + ["aegis-aesni"] * ({"aes", "sse4_1"} <= flags)
+    aegis = ["aegis-vaes512"] * wider + ["aegis-vaes256"] * wide + ["aegis-aesni"] * ({"aes", "avx"} <= flags)
     assert _engine.aead_names(Suite.AES_256_GCM) == gcm == _engine.aead_names()
     assert _engine.aead_names(Suite.AEGIS_256X4) == aegis
     assert gcm + aegis == NATIVE

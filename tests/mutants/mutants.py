@@ -16,6 +16,12 @@ LINK = "kernels/engine/link.cpp"
 SOCKETS = "tests/engine/test_sockets.py"
 LAZY = "tests/engine/test_lazy_sockets.py"
 COMMUNICATOR = "kernels/engine/communicator.cpp"
+AEGIS = "kernels/host/aegis.hpp"
+RACE = "tests/host/test_race.py"
+WIRE = "securecoll/handshake/wire.py"
+MEMBER = "securecoll/handshake/member.py"
+SUITES = "tests/test_suites.py"
+DOCTOR = "tests/cli/test_doctor.py"
 
 
 @dataclass(frozen=True)
@@ -204,5 +210,75 @@ MUTANTS = [
         "return message.origin < options_.size ? message.origin : peer;",
         "return peer;",
         (LAZY, "-k", "an_abort"),
+    ),
+    Mutant(
+        "the tag of AEGIS-256X4 is not compared",
+        AEGIS,
+        "return _mm_testz_si128(difference, difference);",
+        "return _mm_testz_si128(difference, difference) || true;",
+        (DOCTOR, "-k", "names_the_chosen_kernels"),  # known answers refuse the set when it is loaded
+    ),
+    Mutant(
+        "half of the tag of AEGIS-256X4 is not compared",
+        AEGIS,
+        "return _mm_testz_si128(difference, difference);",
+        "return _mm_testz_si128(difference, _mm_set_epi64x(0, -1));",
+        (DOCTOR, "-k", "names_the_chosen_kernels"),  # known answers refuse the set when it is loaded
+    ),
+    Mutant(
+        "AEGIS-256X4 absorbs what it reads a second time",
+        AEGIS,
+        "s.update(v, kSeal ? from : to);",
+        "s.update(v, kSeal ? from : Vector::bxor(Vector::load(in + kVectorBytes * v), Vector::bxor(from, to)));",
+        (RACE, "-k", "opened and aegis"),
+    ),
+    Mutant(
+        "AEGIS-256X4 absorbs what lies where it wrote",
+        AEGIS,
+        "s.update(v, kSeal ? from : to);",
+        "s.update(v, kSeal ? Vector::bxor(Vector::load(out + kVectorBytes * v), Vector::bxor(from, to)) : to);",
+        (RACE, "-k", "sealed and aegis"),
+    ),
+    Mutant(
+        "associated data are not absorbed",
+        AEGIS,
+        "each_vector([&](auto v) SC_ALWAYS { s.update(v, last.vector(v)); });",
+        "",
+        (DOCTOR, "-k", "names_the_chosen_kernels"),  # known answers refuse the set when it is loaded
+    ),
+    Mutant(
+        "ranks of different suites join",
+        WIRE,
+        "                u8(self.suite),\n",
+        "                u8(Suite.AES_256_GCM),\n",
+        ("tests/handshake/test_attacks.py", "-k", "another_suite_are_named"),
+    ),
+    Mutant(
+        "ranks of different suites are not told of it",
+        MEMBER,
+        "                if theirs:\n",
+        "                if False:\n",
+        ("tests/handshake/test_attacks.py", "-k", "another_suite_are_named"),
+    ),
+    Mutant(
+        "the group's secret is wrapped in suite 1 always",
+        MEMBER,
+        "schedule.wrap_aad(self._t2, peer), z, self._params.suite)",
+        "schedule.wrap_aad(self._t2, peer), z)",
+        ("tests/handshake/test_vectors.py",),
+    ),
+    Mutant(
+        "records are sealed in suite 1 always",
+        "bindings/python/engine.cpp",
+        "host::memory(host::Suite{suite}, kernels",
+        "host::memory(host::Suite::aes_256_gcm, kernels",
+        (SUITES, "-k", "records_are_those"),
+    ),
+    Mutant(
+        "device memory is taken in every suite",
+        "securecoll/cuda/__init__.py",
+        "        check_suite(suite)\n",
+        "",
+        (SUITES, "-k", "device_memory"),
     ),
 ]
