@@ -96,9 +96,7 @@ def test_a_megabyte_equals_the_reference(make_aead: AeadMaker, make_reference: R
     assert make_aead(KEY).seal(NONCE, b"", text) == make_reference(KEY).seal(NONCE, b"", text)
 
 
-@pytest.mark.parametrize(
-    "size", [0, 1, 15, 16, 17, 63, 64, 65, 128, 255, 256, 319, 320, 511, 512, 768, 1000, 20_000]
-)
+@pytest.mark.parametrize("size", [0, 1, 15, 16, 17, 63, 64, 65, 128, 255, 256, 319, 320, 511, 512, 768, 1000, 20_000])
 def test_one_flipped_bit_anywhere_is_refused_and_leaves_zeros(make_aead: AeadMaker, size: int) -> None:
     rng = seeded()
     aead, text, aad = make_aead(KEY), rng.randbytes(size), rng.randbytes(32)
