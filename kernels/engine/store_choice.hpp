@@ -4,8 +4,8 @@
 // there. Where it shares none, the writer first has to fetch every line back from the core that read it last, and the
 // reader has to fetch it from the writer's; records stored past the caches then cost both of them less. Which machine
 // this is nothing says inside a VM. So operations are timed (their work, not their waits), by size: two of each way at
-// first, then one in thirty-two goes the other way. Ranks count the same operations, so all try the same way in the same
-// one, and each sees what it costs as a writer and as a reader, without a message.
+// first, then one in thirty-two goes the other way. Ranks count the same operations, so all try the same way in the
+// same one, and each sees what it costs as a writer and as a reader, without a message.
 //
 // What an operation writes for its caller goes past the caches when it is so much that no cache would still hold it by
 // the time it is read.
