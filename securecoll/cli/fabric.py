@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from securecoll.plan import Topology
-from securecoll.plan.cost import Network
+from securecoll.plan import Topology, tuner
+from securecoll.plan.cost import Network, Rates
 
 MOST_RANKS = 1 << 16
 """What the command prices; a plan of one rank has a few steps for each other rank at most."""
@@ -25,6 +25,8 @@ class Fabric:
     hosts: int
     gpus: int
     network: Network
+    rates: Rates = tuner.HOST
+    """Of a core; its network is the one above."""
 
     @property
     def topology(self) -> Topology:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import click
@@ -14,16 +14,19 @@ from rich.markup import escape
 from rich.table import Table
 
 from securecoll import plan as plans
+from securecoll import suites
 from securecoll.cli import survey
 from securecoll.cli.fabric import Fabric, FabricType
 from securecoll.cli.units import Size, sized
 from securecoll.codes import Collective
 from securecoll.plan import Topology, picture, tuner
 from securecoll.plan.check import Proof, check
-from securecoll.plan.cost import simulate
+from securecoll.plan.cost import Rates, simulate
 from securecoll.plan.estimate import estimate
 from securecoll.plan.ir import INPUT, Block, Plan, Record, Step, StepOp, Stream, records
 from securecoll.plan.traffic import traffic
+from securecoll.rates import usual
+from securecoll.suites import Suite
 
 MOST_PROVEN = 20_000
 """Chunks of the largest call that is proven as it is; about two seconds' work."""
@@ -50,6 +53,8 @@ class Shown:
     carried: tuple[int, ...]
     """To other hosts."""
     predicted_seconds: float
+    rates: Rates
+    """That this was predicted with."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,7 @@ class Asked:
     topology: Topology
     choice: tuner.Choice
     root: int
+    rates: Rates
 
     def plans(self, nbytes: int) -> tuple[Plan, ...]:
         """The plans of all ranks."""
@@ -99,14 +105,14 @@ def prove(asked: Asked, nbytes: int) -> Shown:
     depth = tuner.DEPTH * tuner.stretch(asked.topology)
     proof = check(proven, depth)
     if proven_bytes == nbytes:
-        seconds = simulate(proven, tuner.HOST, depth).seconds
+        seconds = simulate(proven, asked.rates, depth).seconds
     else:
         name, chunk, wave = asked.choice
-        seconds = estimate(asked.collective, name, asked.topology, nbytes, chunk, wave, tuner.HOST)
+        seconds = estimate(asked.collective, name, asked.topology, nbytes, chunk, wave, asked.rates)
     made = asked.plans(nbytes)
     moved = [traffic(plan.call, plan.algorithm) for plan in made if plan.call is not None]
     sealed, opened, carried = zip(*moved, strict=True)
-    return Shown(made, proof, proven_bytes, sealed, opened, carried, seconds)
+    return Shown(made, proof, proven_bytes, sealed, opened, carried, seconds, asked.rates)
 
 
 def offset(count: int) -> str:
@@ -170,7 +176,7 @@ def summary(shown: Shown, nbytes: int) -> list[str]:
     """The proof and the price, a line each."""
     plan, proof = shown.plans[0], shown.proof
     at = "" if shown.proven_bytes == nbytes else f" at {sized(shown.proven_bytes)} (more only repeats)"
-    rates = tuner.HOST
+    rates = shown.rates
     carries = f", and carries {span(shown.carried)} to other hosts" if any(shown.carried) else ""
     link = f", and links of {rates.network.link / 1e9:g} GB/s" if any(shown.carried) else ""
     seconds = f"{shown.predicted_seconds * 1e3:.3f} ms"
@@ -227,6 +233,13 @@ def to_json(shown: Shown, rank: int, nbytes: int) -> str:
     show_default=True,
     help="Of the buffer; of one rank's part where a buffer holds a part for each.",
 )
+@click.option(
+    "--suite",
+    type=click.Choice([suite.title for suite in Suite]),
+    default=Suite.AES_256_GCM.title,
+    show_default=True,
+    help="Whose cipher it is priced with, as the tuner does.",
+)
 @click.option("--algorithm", help="One that the collective has. [default: the tuner's choice]")
 @click.option("--chunk", type=Size(), help="Bytes that a record carries at most. [default: the tuner's choice]")
 @click.option("--root", type=click.IntRange(min=0), default=0, show_default=True, help="Root, where there is one.")
@@ -245,6 +258,7 @@ def plan(
     hosts: int,
     topology: Fabric | None,
     nbytes: int,
+    suite: str,
     algorithm: str | None,
     chunk: int | None,
     root: int,
@@ -254,10 +268,11 @@ def plan(
 ) -> None:
     """Show the plan of a COLLECTIVE: a rank's steps, what was proven, and what it costs."""
     kind = None if collective is None else NAMES[collective.lower()]
+    priced = usual(suites.named(suite))
     if topology is not None:
         if ranks is not None or hosts > 1 or chunk is not None or root or rank:
-            raise click.UsageError("--topology goes with --bytes, --algorithm, --svg and --json only")
-        price(topology, kind, nbytes, algorithm, svg, as_json)
+            raise click.UsageError("--topology goes with --bytes, --suite, --algorithm, --svg and --json only")
+        price(replace(topology, rates=priced), kind, nbytes, algorithm, svg, as_json)
         return
     if kind is None:
         raise click.UsageError("Missing argument 'COLLECTIVE'; only --topology does without")
@@ -272,10 +287,12 @@ def plan(
     try:
         placed = Topology.of(each * hosts // ranks for each in range(ranks))
         wave = tuner.WAVE * tuner.stretch(placed)
-        choice = tuner.choose(kind, ranks, nbytes, algorithm=algorithm, max_chunk=chunk, wave=wave, topology=placed)
+        choice = tuner.choose(
+            kind, ranks, nbytes, algorithm=algorithm, max_chunk=chunk, wave=wave, rates=priced, topology=placed
+        )
         if chunk is not None:
             choice = choice._replace(chunk=chunk)
-        asked = Asked(kind, placed, choice, root)
+        asked = Asked(kind, placed, choice, root, priced)
         shown = prove(asked, nbytes)
         drawn_bytes, drawn = asked.reduced(nbytes, MOST_DRAWN)
     except ValueError as error:

@@ -83,7 +83,7 @@ def _algorithms(collective: Collective, algorithm: str | None) -> list[tuple[Col
 
 
 def _rates(fabric: Fabric) -> Rates:
-    return replace(tuner.HOST, network=fabric.network)
+    return replace(fabric.rates, network=fabric.network)
 
 
 def _sample(topology: Topology) -> tuple[int, ...]:
@@ -142,7 +142,7 @@ def text(found: Survey) -> str:
     console.width = max(console.width, table.__rich_measure__(console, console.options.update(width=400)).maximum)
     with console.capture() as captured:
         console.print(table)
-    rates = tuner.HOST
+    rates = fabric.rates
     size = fabric.hosts * fabric.gpus
     lines = [
         f"{size} ranks, {fabric.gpus} on each of {fabric.hosts} hosts; a link of {network.link / 1e9:g} GB/s for each "

@@ -57,6 +57,23 @@ def test_the_plan_shown_is_the_one_that_the_communicator_would_run() -> None:
     assert (plan["rank"], len(plan["steps"])) == (2, len(made.steps))
 
 
+@pytest.mark.parametrize("where", [["--ranks", "4", "--bytes", "256K"], ["--topology", "hosts=8,gpus=4"]])
+def test_a_suite_is_priced_by_its_own_rates(where: list[str]) -> None:
+    suite = ["--suite", "aegis-256x4"]
+    usual, other = shown("all_reduce", *where), shown("all_reduce", *where, *suite)
+    if "rows" in usual:
+        seconds = [min(row["seconds"] for row in plan["rows"]) for plan in (usual, other)]
+    else:
+        seconds = [plan["predicted_seconds"] for plan in (usual, other)]
+        choice = tuner.choose(Collective.ALL_REDUCE, 4, 256 << 10, rates=tuner.AEGIS_HOST)
+        assert (other["algorithm"], other["chunk_bytes"]) == (choice.algorithm, choice.chunk)
+    assert seconds[1] < seconds[0]
+    rates = tuner.AEGIS_HOST
+    said = f"seals {rates.seal / 1e9:g} and opens {rates.open / 1e9:g} GB/s"
+    assert said in " ".join(run("all_reduce", *where, *suite).stdout.split())
+    assert run("all_reduce", *where, "--suite", "rot13").exit_code == 2
+
+
 def test_a_call_too_large_to_prove_at_once_is_proven_smaller_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "MOST_PROVEN", 100)
     plan = shown("all_reduce", "--ranks", "4", "--bytes", "64M")
