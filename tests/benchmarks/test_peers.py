@@ -64,24 +64,35 @@ def by_name(found: list[Verdict]) -> dict[str, Verdict]:
 
 def test_two_ranks_are_held_to_their_targets() -> None:
     rows = [
-        large(securecoll=16_000.0, securecoll_torch=16_000.0, gloo=40_000.0, mpich=30_000.0, openmpi=24_000.0),
+        large(
+            securecoll=16_000.0,
+            securecoll_torch=16_000.0,
+            securecoll_aegis_torch=16_000.0,
+            gloo=40_000.0,
+            mpich=30_000.0,
+            openmpi=24_000.0,
+        ),
         small(securecoll_torch=20.0, gloo=160.0),
     ]
     found = verdicts(rows, AEAD, MEMORY, 2)
     missed = [verdict.what for verdict in found if not verdict.met]
-    assert len(found) == 8 and missed == ["AEAD open at 64 KiB over cryptography's"]
+    assert len(found) == 9 and missed == ["AEAD open at 64 KiB over cryptography's"]
     rows = [
         large(securecoll=16_500.0, securecoll_torch=16_100.0, gloo=40_000.0, mpich=30_000.0, openmpi=24_000.0),
         small(securecoll_torch=20.1, gloo=160.0),
     ]
     found = verdicts(rows, AEAD, {"securecoll": {"total_bytes": 48 * MIB + 1}}, 2)
-    assert [verdict.met for verdict in found] == [True] + [False] * 7
+    assert [verdict.met for verdict in found] == [True] + [False] * 8
 
 
 def test_four_ranks_are_held_to_theirs() -> None:
-    rows = [large(securecoll_torch=50_000.0, gloo=100_000.0), small(securecoll_torch=150.0, gloo=740.0)]
+    rows = [
+        large(securecoll_torch=50_000.0, securecoll_aegis_torch=50_100.0, gloo=100_000.0),
+        small(securecoll_torch=150.0, gloo=740.0),
+    ]
     found = by_name(verdicts(rows, AEAD, MEMORY, 4))
     assert found["all_reduce 64 MiB, gloo's time over ours, both through torch"].met
+    assert not found["all_reduce 64 MiB, gloo's time over ours, both through torch, in suite aegis-256x4"].met
     assert not found["all_reduce 8 B, gloo's time over ours, both through torch"].met
 
 
@@ -106,7 +117,7 @@ def test_a_short_run_over_tcp_shares_no_memory(tmp_path: Path) -> None:
 
 def test_what_was_not_measured_is_not_met() -> None:
     found = verdicts([], {}, {}, 2)
-    assert len(found) == 8
+    assert len(found) == 9
     assert all(verdict.reached is None and not verdict.met for verdict in found)
 
 
