@@ -40,6 +40,12 @@ constexpr size_t kAccumulatorGrowth = 4;
 
 constexpr uintptr_t kAhead = 2048;  // bytes
 
+// Whether what is written at `at`, of an output, is stored past the caches, see store_choice.hpp. In place, the
+// operation itself read what lies there: it may still be in a cache.
+bool goes_far(const Operation& op, const Buffer& output, const uint8_t* at) {
+  return at && output.bytes() >= kFarOutput && !op.buffers[0].holds(at);
+}
+
 }  // namespace
 
 uint8_t* Executor::staging(Operation& op, Staging index) {
@@ -262,7 +268,7 @@ Executor::Turn Executor::run_chunk(Operation& op, uint32_t s) {
       // The lines it will write are asked for a little ahead.
       const void* ahead = at ? reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(at) + kAhead) : nullptr;
       RecordContext record = opening(op, source, chunk, bytes);
-      record.far = at && block.bytes() >= kFarOutput;
+      record.far = goes_far(op, block, at);
       const Opened opened = memory.open(record, slot, bytes, plain, ahead);
       if (!took(op, source, bytes, opened, true)) return Turn::failed;
       if (!at) block.scatter(memory, queue, offset, bytes, plain);
@@ -280,7 +286,7 @@ Executor::Turn Executor::run_chunk(Operation& op, uint32_t s) {
       RecordContext record;
       if (open_too) record = opening(op, source, chunk, bytes);
       uint8_t* at = open_too && bytes ? block.contiguous(offset, bytes) : nullptr;
-      record.far = at && block.bytes() >= kFarOutput;
+      record.far = goes_far(op, block, at);
       uint8_t* plain = at ? at : staging(op, kPlain);
       const Forwarded forwarded = memory.forward(
           {slot, slots_.data(), slots_.size(), bytes, open_too ? &record : nullptr, plain, staging(op, kSealed)});
@@ -297,7 +303,7 @@ Executor::Turn Executor::run_chunk(Operation& op, uint32_t s) {
       uint8_t* b = block.contiguous(offset, bytes);
       if (!step.after.empty()) memory.follow(queue);
       if (a && b) {
-        if (a != b) memory.copy(queue, b, a, bytes, block.bytes() >= kFarOutput);
+        if (a != b) memory.copy(queue, b, a, bytes, goes_far(op, block, b));
       } else if (bytes) {
         from.gather(memory, queue, source, bytes, staging(op, kPlain));
         block.scatter(memory, queue, offset, bytes, staging(op, kPlain));

@@ -29,6 +29,12 @@ uint8_t* Buffer::contiguous(uint64_t offset, uint64_t length) const {
   return static_cast<uint8_t*>(segments_[i].data) + within;
 }
 
+bool Buffer::holds(const void* at) const {
+  return std::any_of(segments_.begin(), segments_.end(), [at](const sc_segment& s) {
+    return reinterpret_cast<uintptr_t>(at) - reinterpret_cast<uintptr_t>(s.data) < s.bytes;
+  });
+}
+
 template <class F>
 void Buffer::each(uint64_t offset, uint64_t length, F f) const {
   if (!length) return;

@@ -22,6 +22,8 @@ class Buffer {
   uint64_t bytes() const { return bytes_; }
   // Where [offset, offset + length) lies, or null when it crosses segments.
   uint8_t* contiguous(uint64_t offset, uint64_t length) const;
+  // Whether the byte at this address is one of them.
+  bool holds(const void* at) const;
   // Between the run and contiguous memory.
   void gather(Memory& memory, Queue queue, uint64_t offset, uint64_t length, uint8_t* to) const;
   void scatter(Memory& memory, Queue queue, uint64_t offset, uint64_t length, const uint8_t* from) const;

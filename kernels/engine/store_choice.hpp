@@ -8,7 +8,7 @@
 // same one, and each sees what it costs as a writer and as a reader, without a message.
 //
 // What an operation writes for its caller goes past the caches when it is so much that no cache would still hold it by
-// the time it is read.
+// the time it is read, and when it takes the place of nothing that the operation reads.
 #pragma once
 #include <cstdint>
 
