@@ -199,8 +199,10 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     ):
         task = progress.add_task("starting", total=None)
         bench = Bench(options, hosts, Path(folder), Path(memory), stack)
-        # Both ways of calling securecoll, since gloo is called through torch.
-        pair = [bench.group(name, name, 1) for name in ("securecoll", "securecoll_torch", "gloo")]
+        # Both ways of calling securecoll, since gloo is called through torch; and both ciphers.
+        pair = [
+            bench.group(name, name, 1) for name in ("securecoll", "securecoll_torch", "securecoll_aegis_torch", "gloo")
+        ]
         four = [bench.group(name, "securecoll", 2, name) for name in ("hierarchical", "ring")]
         plain = [plain_rate(hosts, options.stream)]
         for nbytes in (SMALL, options.size):
@@ -246,10 +248,10 @@ def verdicts(
         return None if case is None else case.row.ratio([slow], fast)
 
     large, gbits = peers.sized(size), f"{8 * link['rate'] / 1e9:g} Gbit/s"
-    torch, gloo = "securecoll_torch", "gloo"
-    at_least(
-        f"all_reduce {large}, gloo's time over ours, both through torch", 1.0, ratio((False, 2, size), gloo, torch)
-    )
+    torch, aegis, gloo = "securecoll_torch", "securecoll_aegis_torch", "gloo"
+    what = f"all_reduce {large}, gloo's time over ours, both through torch"
+    at_least(what, 1.0, ratio((False, 2, size), gloo, torch))
+    at_least(f"{what}, in suite aegis-256x4", 1.0, ratio((False, 2, size), gloo, aegis))
     at_least("all_reduce 8 B, gloo's time over ours, both through torch", 2.0, ratio((False, 2, SMALL), gloo, torch))
     case = found.get((True, 2, size))
     fraction = None if case is None else case.rate("securecoll") / link["payload_rate"]

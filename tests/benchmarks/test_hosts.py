@@ -35,22 +35,22 @@ def test_targets() -> None:
     large = 64 * MIB
     cases = [
         case(False, 2, 8, securecoll=1.0, securecoll_torch=50.0, gloo=100.0),
-        case(False, 2, large, securecoll=1.0, securecoll_torch=90e3, gloo=90e3),
+        case(False, 2, large, securecoll_torch=90e3, securecoll_aegis_torch=80e3, gloo=90e3),
         case(True, 2, large, securecoll=large / 0.9 / 239, securecoll_torch=1.0, gloo=1.0),
         case(True, 4, large, hierarchical=300e3, ring=390e3),
     ]
     found = verdicts(cases, large, LINK, {"cpu_ms": 150.0})
-    assert [verdict.met for verdict in found] == [True] * 5
-    assert [verdict.reached for verdict in found] == ["1.00x", "2.00x", "0.90", "1.30x", "150 ms"]
+    assert [verdict.met for verdict in found] == [True] * 6
+    assert [verdict.reached for verdict in found] == ["1.00x", "1.12x", "2.00x", "0.90", "1.30x", "150 ms"]
     worse = [
         case(False, 2, 8, securecoll_torch=50.0, gloo=99.0),
-        case(False, 2, large, securecoll_torch=91e3, gloo=90e3),
+        case(False, 2, large, securecoll_torch=91e3, securecoll_aegis_torch=91e3, gloo=90e3),
         case(True, 2, large, securecoll=large / 0.89 / 239),
         case(True, 4, large, hierarchical=300e3, ring=389e3),
     ]
     assert not any(verdict.met for verdict in verdicts(worse, large, LINK, {"cpu_ms": 151.0}))
     nothing = verdicts([], large, LINK, None)
-    assert len(nothing) == 5 and all(verdict.reached is None and not verdict.met for verdict in nothing)
+    assert len(nothing) == 6 and all(verdict.reached is None and not verdict.met for verdict in nothing)
 
 
 def test_a_short_run_measures_every_row(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_a_short_run_measures_every_row(tmp_path: Path) -> None:
     (shaped,) = [c for c in document["cases"] if (c["shaped"], c["row"]["ranks"], c["row"]["bytes"]) == pair[2]]
     least_us = MIB / document["link"]["rate"] * 1e6
     assert min(shaped["row"]["median_us"].values()) > 0.7 * least_us
-    assert document["joining"] is None and len(document["verdicts"]) == 5
+    assert document["joining"] is None and len(document["verdicts"]) == 6
     if "--plot" in words:
         assert "<svg" in (tmp_path / "out.svg").read_text()
 
