@@ -2,6 +2,8 @@
 #pragma once
 #include "host/aead.hpp"
 
+#define SC_INLINE inline __attribute__((always_inline))
+
 namespace securecoll::host {
 
 // Where kernels write text: through the caches; past them, at an address that whole vectors may be stored at; past

@@ -19,7 +19,6 @@
 
 #include "host/aead_sets.hpp"
 
-#define SC_INLINE inline __attribute__((always_inline))
 #define SC_ALWAYS __attribute__((always_inline))
 #define SC_APART __attribute__((noinline))
 

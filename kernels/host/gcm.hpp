@@ -21,7 +21,6 @@
 
 #include "host/aead_sets.hpp"
 
-#define SC_INLINE inline __attribute__((always_inline))
 #define SC_UNROLL _Pragma("GCC unroll 16")
 
 namespace securecoll::host {

@@ -1,13 +1,12 @@
 // Two AES blocks in a 256-bit register, for gcm.hpp: AVX2, VAES, VPCLMULQDQ.
 #pragma once
 #include "host/gcm.hpp"
+#include "host/register256.hpp"
 
 namespace securecoll::host {
 namespace {
 
-struct Vector256 {
-  using Reg = __m256i;
-  static constexpr int kBlocks = 2;
+struct Vector256 : Register256 {
   static constexpr int kGroup = 8;  // with a sum of three parts, all that sixteen registers hold
   static constexpr int kGroups = 2;
   static constexpr bool kKaratsuba = true;
@@ -15,11 +14,9 @@ struct Vector256 {
   static SC_INLINE Reg zero() { return _mm256_setzero_si256(); }
   static SC_INLINE Reg broadcast(const __m128i* p) { return _mm256_broadcastsi128_si256(*p); }
   static SC_INLINE Reg from_block(__m128i x) { return _mm256_zextsi128_si256(x); }
-  static SC_INLINE Reg load_private(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i_u*>(p)); }
-  static SC_INLINE Reg bxor(Reg a, Reg b) { return _mm256_xor_si256(a, b); }
+  using Register256::bxor;
   static SC_INLINE Reg bxor(Reg a, Reg b, Reg c) { return bxor(bxor(a, b), c); }
   static SC_INLINE Reg add32(Reg a, Reg b) { return _mm256_add_epi32(a, b); }
-  static SC_INLINE Reg aes_round(Reg x, Reg key) { return _mm256_aesenc_epi128(x, key); }
   static SC_INLINE Reg aes_last(Reg x, Reg key) { return _mm256_aesenclast_epi128(x, key); }
   template <int kHalves>
   static SC_INLINE Reg multiply(Reg a, Reg b) {
@@ -30,23 +27,12 @@ struct Vector256 {
     return _mm256_shuffle_epi8(x, _mm256_set_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15,  //
                                                   0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15));
   }
-  // The exclusive or of all blocks.
-  static SC_INLINE __m128i fold(Reg x) {
-    return _mm_xor_si128(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1));
-  }
   // Added to byte-reversed counters: what leads to the next vector, and the next group.
   static SC_INLINE Reg vector_step() { return _mm256_set_epi32(0, 0, 0, 2, 0, 0, 0, 2); }
   static SC_INLINE Reg group_step() { return _mm256_set_epi32(0, 0, 0, 16, 0, 0, 0, 16); }
   // The compiler must have the value now, and no longer knows how it came about.
   static SC_INLINE void pin(Reg& x) { asm("" : "+x"(x)); }
 
-  static SC_INLINE Reg load(const uint8_t* p) { return *reinterpret_cast<const volatile __m256i_u*>(p); }
-  static SC_INLINE void store(uint8_t* p, Reg x) { *reinterpret_cast<volatile __m256i_u*>(p) = x; }
-  static SC_INLINE void stream(uint8_t* p, Reg x) { _mm256_stream_si256(reinterpret_cast<__m256i*>(p), x); }
-  static SC_INLINE void stream_blocks(uint8_t* p, Reg x) {
-    _mm_stream_si128(reinterpret_cast<__m128i*>(p), _mm256_castsi256_si128(x));
-    _mm_stream_si128(reinterpret_cast<__m128i*>(p) + 1, _mm256_extracti128_si256(x, 1));
-  }
   // `n` bytes, 1 to 31; a load pads with zeros.
   static SC_INLINE Reg load_partial(const uint8_t* p, size_t n) {
     if (n < 16) return _mm256_zextsi128_si256(load_bytes(p, n));

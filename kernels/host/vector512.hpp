@@ -4,6 +4,7 @@
 // meaning, to run this very file on CPUs without AVX-512.
 #pragma once
 #include "host/gcm.hpp"
+#include "host/register512.hpp"
 
 #ifndef SC_REGISTER_512
 #define SC_REGISTER_512 "+v"
@@ -12,9 +13,7 @@
 namespace securecoll::host {
 namespace {
 
-struct Vector512 {
-  using Reg = __m512i;
-  static constexpr int kBlocks = 4;
+struct Vector512 : Register512 {
   static constexpr int kGroup = 8;
   static constexpr int kGroups = 1;
   static constexpr bool kKaratsuba = false;
@@ -22,11 +21,9 @@ struct Vector512 {
   static SC_INLINE Reg zero() { return _mm512_setzero_si512(); }
   static SC_INLINE Reg broadcast(const __m128i* p) { return _mm512_broadcast_i32x4(*p); }
   static SC_INLINE Reg from_block(__m128i x) { return _mm512_zextsi128_si512(x); }
-  static SC_INLINE Reg load_private(const void* p) { return _mm512_loadu_si512(p); }
-  static SC_INLINE Reg bxor(Reg a, Reg b) { return _mm512_xor_si512(a, b); }
+  using Register512::bxor;
   static SC_INLINE Reg bxor(Reg a, Reg b, Reg c) { return _mm512_ternarylogic_epi32(a, b, c, 0x96); }
   static SC_INLINE Reg add32(Reg a, Reg b) { return _mm512_add_epi32(a, b); }
-  static SC_INLINE Reg aes_round(Reg x, Reg key) { return _mm512_aesenc_epi128(x, key); }
   static SC_INLINE Reg aes_last(Reg x, Reg key) { return _mm512_aesenclast_epi128(x, key); }
   template <int kHalves>
   static SC_INLINE Reg multiply(Reg a, Reg b) {
@@ -36,28 +33,12 @@ struct Vector512 {
     const __m128i order = _mm_set_epi8(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     return _mm512_shuffle_epi8(x, _mm512_broadcast_i32x4(order));
   }
-  // The exclusive or of all blocks.
-  static SC_INLINE __m128i fold(Reg x) {
-    const __m256i half = _mm256_xor_si256(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));
-    return _mm_xor_si128(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
-  }
   // Added to byte-reversed counters: what leads to the next vector, and the next group.
   static SC_INLINE Reg vector_step() { return _mm512_set_epi32(0, 0, 0, 4, 0, 0, 0, 4, 0, 0, 0, 4, 0, 0, 0, 4); }
   static SC_INLINE Reg group_step() { return _mm512_set_epi32(0, 0, 0, 32, 0, 0, 0, 32, 0, 0, 0, 32, 0, 0, 0, 32); }
   // The compiler must have the value now, and no longer knows how it came about.
   static SC_INLINE void pin(Reg& x) { asm("" : SC_REGISTER_512(x)); }
 
-  static SC_INLINE Reg load(const uint8_t* p) { return *reinterpret_cast<const volatile __m512i_u*>(p); }
-  static SC_INLINE void store(uint8_t* p, Reg x) { *reinterpret_cast<volatile __m512i_u*>(p) = x; }
-  static SC_INLINE void stream(uint8_t* p, Reg x) { _mm512_stream_si512(reinterpret_cast<__m512i*>(p), x); }
-  static SC_INLINE void stream_blocks(uint8_t* p, Reg x) {
-    auto* to = reinterpret_cast<__m128i*>(p);
-    const __m256i low = _mm512_castsi512_si256(x), high = _mm512_extracti64x4_epi64(x, 1);
-    _mm_stream_si128(to, _mm256_castsi256_si128(low));
-    _mm_stream_si128(to + 1, _mm256_extracti128_si256(low, 1));
-    _mm_stream_si128(to + 2, _mm256_castsi256_si128(high));
-    _mm_stream_si128(to + 3, _mm256_extracti128_si256(high, 1));
-  }
   // `n` bytes, 1 to 63; a load pads with zeros. Masked bytes are neither read nor written.
   static SC_INLINE Reg load_partial(const uint8_t* p, size_t n) { return hide(_mm512_maskz_loadu_epi8(mask(n), p)); }
   static SC_INLINE void store_partial(uint8_t* p, size_t n, Reg x) { _mm512_mask_storeu_epi8(p, mask(n), hide(x)); }

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import click
 
+from securecoll.cli.suite import suite_option
 from securecoll.communicator import Communicator
 from securecoll.errors import SecureCollError
 from securecoll.plan.cost import Rates
 from securecoll.rates import MEASURE, spell
 from securecoll.rendezvous import DirectoryExchange, Exchange, MPIExchange, StoreExchange
-from securecoll.suites import Suite
 
 _MPI_RANKS = ("PMI_RANK", "OMPI_COMM_WORLD_RANK", "MV2_COMM_WORLD_RANK")
 """What the launchers of MPI set."""
@@ -61,13 +61,7 @@ def _meeting(folder: Path | None, rank: int | None, size: int | None) -> Iterato
 @click.option(
     "--timeout", type=click.FloatRange(min=0, min_open=True), default=60.0, show_default=True, help="Seconds."
 )
-@click.option(
-    "--suite",
-    type=click.Choice([suite.title for suite in Suite]),
-    default=Suite.AES_256_GCM.title,
-    show_default=True,
-    help="Of the job's groups: how fast their cipher is.",
-)
+@suite_option("Of the job's groups: how fast their cipher is.")
 def calibrate(
     file: Path, exchange: Path | None, rank: int | None, size: int | None, timeout: float, suite: str
 ) -> None:

@@ -17,6 +17,7 @@ from securecoll import plan as plans
 from securecoll import suites
 from securecoll.cli import survey
 from securecoll.cli.fabric import Fabric, FabricType
+from securecoll.cli.suite import suite_option
 from securecoll.cli.units import Size, sized
 from securecoll.codes import Collective
 from securecoll.plan import Topology, picture, tuner
@@ -26,7 +27,6 @@ from securecoll.plan.estimate import estimate
 from securecoll.plan.ir import INPUT, Block, Plan, Record, Step, StepOp, Stream, records
 from securecoll.plan.traffic import traffic
 from securecoll.rates import usual
-from securecoll.suites import Suite
 
 MOST_PROVEN = 20_000
 """Chunks of the largest call that is proven as it is; about two seconds' work."""
@@ -233,13 +233,7 @@ def to_json(shown: Shown, rank: int, nbytes: int) -> str:
     show_default=True,
     help="Of the buffer; of one rank's part where a buffer holds a part for each.",
 )
-@click.option(
-    "--suite",
-    type=click.Choice([suite.title for suite in Suite]),
-    default=Suite.AES_256_GCM.title,
-    show_default=True,
-    help="Whose cipher it is priced with, as the tuner does.",
-)
+@suite_option("Whose cipher it is priced with, as the tuner does.")
 @click.option("--algorithm", help="One that the collective has. [default: the tuner's choice]")
 @click.option("--chunk", type=Size(), help="Bytes that a record carries at most. [default: the tuner's choice]")
 @click.option("--root", type=click.IntRange(min=0), default=0, show_default=True, help="Root, where there is one.")
